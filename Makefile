@@ -1,0 +1,40 @@
+# One command per habit. Every target sets up what it needs in .venv; nothing else has to be installed first.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+# One spinning OpenMP thread too many costs more than it gives on a shared machine.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: demo test test-real lint bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/digits.py
+
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
+
+# Needs CIFAR-100 and the authors' checkpoints; TCIL_DATA names the folder that holds them.
+test-real: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m real --durations=10 tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibration.py
+
+# Every install goes through constraints.txt: an unpinned torch pulls gigabytes of CUDA packages.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@$(PYTHON) --version >/dev/null 2>&1 || { echo "make: '$(PYTHON)' not found: install Python 3.11 or newer, or say e.g. make PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[demo]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

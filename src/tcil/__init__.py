@@ -1,0 +1,128 @@
+"""tcil: honest confidence for classifiers that keep learning new classes.
+
+    calibrator = tcil.TCIL().fit(model, memory=(x_mem, y_mem), valid=(x_val, y_val), new_classes=range(90, 100))
+    calibrated = calibrator.wrap(model)
+
+Names are loaded when they are first used, so that what needs no torch starts without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tcil import metrics, networks
+    from tcil.calibration.calibrators import (
+        TCIL,
+        CalibratedModel,
+        CalibrationMap,
+        Calibrator,
+        EnsembleFit,
+        EnsembleTemperatureScaling,
+        FirstTaskTemperatureScaling,
+        GroupTemperatureFit,
+        GroupTemperatureScaling,
+        IsotonicFit,
+        MulticlassIsotonic,
+        NoiseLevel,
+        NoiseSearch,
+        PerturbedFit,
+        PerturbedTemperatureScaling,
+        TCILResult,
+        TemperatureScaling,
+    )
+    from tcil.calibration.errors import (
+        CalibrationWarning,
+        NotFittedError,
+        NotReachableError,
+        WeightsMismatchError,
+    )
+    from tcil.calibration.options import Verdict
+    from tcil.calibration.perturbation import DirectionPolicy, SearchStep
+    from tcil.calibration.prediction import predict_logits
+    from tcil.calibration.temperature import Solver, TemperatureFit, fit_temperature
+
+_HOMES = {
+    "tcil.calibration.calibrators": (
+        "TCIL",
+        "CalibratedModel",
+        "CalibrationMap",
+        "Calibrator",
+        "EnsembleFit",
+        "EnsembleTemperatureScaling",
+        "FirstTaskTemperatureScaling",
+        "GroupTemperatureFit",
+        "GroupTemperatureScaling",
+        "IsotonicFit",
+        "MulticlassIsotonic",
+        "NoiseLevel",
+        "NoiseSearch",
+        "PerturbedFit",
+        "PerturbedTemperatureScaling",
+        "TCILResult",
+        "TemperatureScaling",
+    ),
+    "tcil.calibration.errors": (
+        "CalibrationWarning",
+        "NotFittedError",
+        "NotReachableError",
+        "WeightsMismatchError",
+    ),
+    "tcil.calibration.options": ("Verdict",),
+    "tcil.calibration.perturbation": ("DirectionPolicy", "SearchStep"),
+    "tcil.calibration.prediction": ("predict_logits",),
+    "tcil.calibration.temperature": ("Solver", "TemperatureFit", "fit_temperature"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("metrics", "networks")
+
+__all__ = [
+    "TCIL",
+    "CalibratedModel",
+    "CalibrationMap",
+    "CalibrationWarning",
+    "Calibrator",
+    "DirectionPolicy",
+    "EnsembleFit",
+    "EnsembleTemperatureScaling",
+    "FirstTaskTemperatureScaling",
+    "GroupTemperatureFit",
+    "GroupTemperatureScaling",
+    "IsotonicFit",
+    "MulticlassIsotonic",
+    "NoiseLevel",
+    "NoiseSearch",
+    "NotFittedError",
+    "NotReachableError",
+    "PerturbedFit",
+    "PerturbedTemperatureScaling",
+    "SearchStep",
+    "Solver",
+    "TCILResult",
+    "TemperatureFit",
+    "TemperatureScaling",
+    "Verdict",
+    "WeightsMismatchError",
+    "__version__",
+    "fit_temperature",
+    "metrics",
+    "networks",
+    "predict_logits",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"tcil.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'tcil' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,40 @@
+"""The calibrators, one file per method; `base` is what they share, `maps` what they leave behind."""
+
+from tcil.calibration.calibrators.base import CalibratedModel, Calibrator, SingleTemperature
+from tcil.calibration.calibrators.ensemble import EnsembleFit, EnsembleTemperatureScaling
+from tcil.calibration.calibrators.isotonic import IsotonicFit, MulticlassIsotonic
+from tcil.calibration.calibrators.maps import CalibrationMap
+from tcil.calibration.calibrators.perturbed import (
+    NoiseLevel,
+    NoiseSearch,
+    PerturbedFit,
+    PerturbedTemperatureScaling,
+)
+from tcil.calibration.calibrators.tcil import TCIL, TCILResult
+from tcil.calibration.calibrators.temperature_scaling import (
+    FirstTaskTemperatureScaling,
+    GroupTemperatureFit,
+    GroupTemperatureScaling,
+    TemperatureScaling,
+)
+
+__all__ = [
+    "TCIL",
+    "CalibratedModel",
+    "CalibrationMap",
+    "Calibrator",
+    "EnsembleFit",
+    "EnsembleTemperatureScaling",
+    "FirstTaskTemperatureScaling",
+    "GroupTemperatureFit",
+    "GroupTemperatureScaling",
+    "IsotonicFit",
+    "MulticlassIsotonic",
+    "NoiseLevel",
+    "NoiseSearch",
+    "PerturbedFit",
+    "PerturbedTemperatureScaling",
+    "SingleTemperature",
+    "TCILResult",
+    "TemperatureScaling",
+]

@@ -1,0 +1,287 @@
+"""What all calibrators share: transform, predict_proba, wrap, save and load."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from tcil.calibration import storage
+from tcil.calibration.arrays import ArrayLike, as_logits, as_tensor, same_kind
+from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap
+from tcil.calibration.classifier import FeatureSource, select_logits, unwrap, weights_hash
+from tcil.calibration.errors import NotFittedError, WeightsMismatchError, invalid
+
+
+@dataclass(eq=False, kw_only=True)
+class Calibrator(ABC):
+    """A post-hoc calibrator: options at construction, data in `fit`, fitted values with a trailing underscore.
+
+    Subclass it for a method of your own: set `map_type` to a `CalibrationMap`, and end `fit` with `self._fitted(...)`.
+    It then transforms, wraps, saves and loads like the rest.
+
+    >>> import tcil
+    >>> isinstance(tcil.TCIL(), tcil.Calibrator)
+    True
+    """
+
+    map_type: ClassVar[type[CalibrationMap]]
+    result_type: ClassVar[type[Any]]
+    _known: ClassVar[dict[str, type[Calibrator]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Calibrator._known[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        self._state: _Fitted | None = None
+
+    # fitted values -------------------------------------------------------------------------------------------
+
+    @property
+    def classes_(self) -> tuple[int, ...]:
+        """The label of each logit column."""
+        return self._fit_state.classes
+
+    @property
+    def result_(self) -> Any:
+        """The frozen result of `fit`, with its verdicts."""
+        return self._fit_state.result
+
+    @property
+    def history_(self) -> dict[str, Any] | None:
+        """What the next task's `fit` takes as `history=` (small, JSON), where a method learns from earlier tasks."""
+        return self._fit_state.history
+
+    # use -----------------------------------------------------------------------------------------------------
+
+    def transform(self, logits: ArrayLike, features: ArrayLike | None = None) -> Any:
+        """Calibrated log-probabilities (N, K) in float64, as a tensor or array like `logits`.
+
+        `features` are needed only by calibrators whose map asks for them (`needs_features`).
+        """
+        mapping = self._mapping()
+        z = as_logits(logits, n_classes=len(self.classes_))
+        extra = None
+        if mapping.needs_features:
+            if features is None:
+                raise invalid("features", "None", f"the features (N, D) that {type(self).__name__} was fitted on")
+            extra = as_tensor(features, "features").to(z.device)
+            if len(extra) != len(z):
+                raise invalid("features", f"{len(extra)} rows", f"{len(z)}, one for each row of logits")
+        with torch.no_grad():
+            return same_kind(_on(mapping, z.device)(z, extra), logits)
+
+    def predict_proba(self, logits: ArrayLike, features: ArrayLike | None = None) -> Any:
+        """Calibrated probabilities: the exponential of `transform`."""
+        log_probs = self.transform(logits, features)
+        return (
+            log_probs.exp() if isinstance(log_probs, Tensor) else cast(Any, torch.from_numpy(log_probs).exp().numpy())
+        )
+
+    def wrap(self, model: nn.Module, *, wider_head: bool = False, force: bool = False) -> CalibratedModel:
+        """The model with calibrated log-probabilities for output: an `nn.Module` to save, export or serve.
+
+        It holds the plain network: DataParallel, DDP and torch.compile are taken off, so that state-dict keys are the
+        network's own. Weights other than those fitted on are refused unless `force`; a head with more columns than
+        `classes_` is refused unless `fit` saw it or `wider_head` says to slice it.
+        """
+        mapping, state = self._mapping(), self._fit_state
+        if not isinstance(model, nn.Module):
+            raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits")
+        if not force:
+            self.check_weights(model)
+        width = None if wider_head or force else (state.head_width or len(state.classes))
+        return CalibratedModel(unwrap(model), mapping, state.classes, width, state.source)
+
+    def check_weights(self, model: nn.Module) -> None:
+        """Raise `WeightsMismatchError` if `fit` saw a model and `model` has other weights."""
+        known = self._fit_state.model_hash
+        if known is not None and (given := weights_hash(model)) != known:
+            raise WeightsMismatchError(
+                f"model: its weights have the hash {given}, but this {type(self).__name__} was fitted on {known}. "
+                "Fit again after every change of the weights, or pass force=True if you know better."
+            )
+
+    # disk ----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, model: nn.Module | None = None) -> Path:
+        """Write JSON at `path` (and larger arrays as safetensors beside it), by atomic rename.
+
+        `model` records the hash of its weights for calibrators that were fitted on logits alone.
+        """
+        state = self._fit_state
+        mapping = self._mapping()
+        if model is not None:
+            self.check_weights(model)
+        record = {
+            "calibrator": type(self).__name__,
+            "options": _plain_options(self),
+            "classes": list(state.classes),
+            "head_width": state.head_width,
+            "heads": list(state.source.heads) if state.source else [],
+            "body": state.source.body if state.source else None,
+            "model_hash": weights_hash(model) if model is not None else state.model_hash,
+            "result": storage.encode(state.result),
+            "history": state.history,
+        }
+        return storage.write(Path(path), record, {name: value.cpu() for name, value in mapping.named_buffers()})
+
+    @classmethod
+    def load(cls, path: str | Path, *, model: nn.Module | None = None, force: bool = False) -> Self:
+        """Read a saved calibrator; with `model`, refuse weights other than those it was fitted on unless `force`.
+
+        Called on `Calibrator` it gives whatever class the file names; called on a subclass it insists on that one.
+        """
+        record, arrays = storage.read(Path(path))
+        name = record["calibrator"]
+        kind = cls._known.get(name)
+        if kind is None:
+            known = ", ".join(sorted(cls._known))
+            raise invalid(
+                "path",
+                f"{path}, a saved {name!r}",
+                f"one of {known}",
+                "Import the module that defines it first.",
+            )
+        if not issubclass(kind, cls):
+            raise invalid("path", f"{path}, a saved {name}", f"a saved {cls.__name__}")
+        calibrator = kind(**record["options"])
+        heads, body = tuple(record["heads"]), record["body"]
+        calibrator._state = _Fitted(
+            mapping=kind.map_type(**arrays),
+            classes=tuple(record["classes"]),
+            result=storage.decode(kind.result_type, record["result"]),
+            head_width=record["head_width"],
+            source=FeatureSource(heads=heads, body=body) if heads or body is not None else None,
+            model_hash=record["model_hash"],
+            history=record["history"],
+        )
+        if model is not None and not force:
+            calibrator.check_weights(model)
+        return calibrator
+
+    # for subclasses ------------------------------------------------------------------------------------------
+
+    def _fitted(
+        self,
+        mapping: CalibrationMap,
+        classes: tuple[int, ...],
+        result: Any,
+        *,
+        head_width: int | None = None,
+        source: FeatureSource | None = None,
+        model_hash: str | None = None,
+        history: dict[str, Any] | None = None,
+    ) -> Self:
+        """Take over what `fit` found, all at once: a failed fit leaves the calibrator as it was."""
+        self._state = _Fitted(mapping, classes, result, head_width, source, model_hash, history)
+        return self
+
+    @property
+    def _fit_state(self) -> _Fitted:
+        if self._state is None:
+            raise NotFittedError(f"{type(self).__name__} is not fitted yet: call fit(...) first")
+        return self._state
+
+    def _mapping(self) -> CalibrationMap:
+        return self._fit_state.mapping
+
+
+class SingleTemperature(Calibrator):
+    """A calibrator whose whole answer is one temperature."""
+
+    map_type: ClassVar[type[CalibrationMap]] = TemperatureMap
+
+    @property
+    def temperature_(self) -> float:
+        """The fitted temperature, greater than 0."""
+        return float(cast(TemperatureMap, self._mapping()).temperature)
+
+    @staticmethod
+    def _map(temperature: float) -> TemperatureMap:
+        return TemperatureMap(torch.tensor(temperature, dtype=torch.float64))
+
+
+class CalibratedModel(nn.Module):
+    """A network followed by its calibration: gives log-probabilities over `classes`.
+
+    Made by `calibrator.wrap(model)`. The network is shared, not copied.
+
+    >>> import torch, tcil
+    >>> network = torch.nn.Linear(4, 3)
+    >>> scaling = tcil.TemperatureScaling().fit(torch.randn(50, 3), torch.arange(50) % 3)
+    >>> calibrated = scaling.wrap(network)
+    >>> log_probs = calibrated(torch.randn(2, 4))
+    >>> log_probs.shape, log_probs.exp().sum(dim=1).allclose(torch.ones(2).double())
+    (torch.Size([2, 3]), True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mapping: CalibrationMap,
+        classes: tuple[int, ...],
+        head_width: int | None,
+        source: FeatureSource | None,
+    ) -> None:
+        super().__init__()
+        if mapping.needs_features and source is None:
+            raise invalid("model", "a calibrator that was fitted without a model", "one fitted on the model's features")
+        self.model = model
+        self.calibration = _clone(mapping)
+        home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+        self.calibration.to(home)
+        self.classes = classes
+        self._head_width = head_width
+        self._source = source
+        self.training = self.calibration.training = model.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Calibrated log-probabilities of the inputs, (N, K)."""
+        features = None
+        if self.calibration.needs_features and self._source is not None:
+            logits, features = self._source.run(self.model, *args, **kwargs)
+            features = features.flatten(1)
+        else:
+            logits = select_logits(self.model(*args, **kwargs))
+        width, known = logits.shape[1], len(self.classes)
+        if width < known or (self._head_width is not None and width != self._head_width):
+            raise invalid(
+                "model",
+                f"{width} logits",
+                f"{self._head_width or known}, as the calibrator was fitted on",
+                "Fit a new calibrator after a new task, or say wrap(model, wider_head=True) to slice the head.",
+            )
+        return cast(Tensor, self.calibration(logits[:, :known], features))
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    mapping: CalibrationMap
+    classes: tuple[int, ...]
+    result: Any
+    head_width: int | None = None
+    source: FeatureSource | None = None
+    model_hash: str | None = None
+    history: dict[str, Any] | None = None
+
+
+def _plain_options(calibrator: Calibrator) -> Mapping[str, Any]:
+    values = {field.name: getattr(calibrator, field.name) for field in dataclasses.fields(calibrator)}
+    return {k: str(v) if isinstance(v, torch.device) else storage.encode(v) for k, v in values.items()}
+
+
+def _clone(mapping: CalibrationMap) -> CalibrationMap:
+    return type(mapping)(**{name: value.clone() for name, value in mapping.named_buffers()})
+
+
+def _on(mapping: CalibrationMap, device: torch.device) -> CalibrationMap:
+    """The map on the logits' device; the fitted one stays on the CPU."""
+    return mapping if device.type == "cpu" else _clone(mapping).to(device)

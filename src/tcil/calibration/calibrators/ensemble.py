@@ -1,0 +1,120 @@
+"""ETS (Zhang et al. 2020): a mixture of scaled, unscaled and uniform probabilities, fitted by squared error."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from tcil.calibration.arrays import ArrayLike, Floats
+from tcil.calibration.calibrators.base import Calibrator
+from tcil.calibration.calibrators.inputs import logits_and_columns
+from tcil.calibration.calibrators.maps import CalibrationMap, EnsembleMap
+from tcil.calibration.options import Verdict
+
+BOUNDS = (0.05, 5.0)  # the method's own range for T
+
+
+@dataclass(frozen=True)
+class EnsembleFit:
+    """ETS's temperature and its weights on softmax(z/T), softmax(z) and 1/K, with the squared error before and after.
+
+    Near T = 1 the first two weights cannot be told apart: compare probabilities, not weights.
+
+    >>> import tcil
+    >>> fit = tcil.EnsembleTemperatureScaling().fit([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1]).result_
+    >>> round(sum(fit.weights), 6), fit.mse_after <= fit.mse_before
+    (1.0, True)
+    """
+
+    temperature: float
+    weights: tuple[float, float, float]
+    mse_before: float
+    mse_after: float
+    verdict: Verdict
+    n_samples: int
+
+
+@dataclass(eq=False, kw_only=True)
+class EnsembleTemperatureScaling(Calibrator):
+    """ETS: p = w0 softmax(z/T) + w1 softmax(z) + w2/K, T in [0.05, 5] and then w on the simplex, by squared error.
+
+    Both steps are solved to their global optimum: T by a grid and a bounded search, w by enumerating the faces of
+    the simplex.
+
+    >>> import torch, tcil
+    >>> logits = 5 * torch.eye(3)[torch.tensor([0, 1, 2, 0])]
+    >>> ensemble = tcil.EnsembleTemperatureScaling().fit(logits, torch.tensor([0, 1, 2, 2]))
+    >>> ensemble.predict_proba(logits).max(dim=1).values
+    tensor([0.7500, 0.7500, 0.7500, 0.7500], dtype=torch.float64)
+    """
+
+    map_type: ClassVar[type[CalibrationMap]] = EnsembleMap
+    result_type: ClassVar[type[Any]] = EnsembleFit
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike, *, classes: Iterable[Any] | None = None) -> Self:
+        """Fit on logits (N, K) and labels (N,); `classes` names the columns (default 0..K-1)."""
+        z, y, names = logits_and_columns(logits, labels, classes)
+        z = z.double()
+        onehot = torch.nn.functional.one_hot(y, z.shape[1]).double()
+        temperature = _best_temperature(z, onehot)
+        plain = torch.softmax(z, dim=1)
+        scaled = torch.softmax(z / temperature, dim=1)
+        parts = torch.stack(
+            [scaled.flatten(), plain.flatten(), torch.full_like(plain, 1 / z.shape[1]).flatten()], dim=1
+        )
+        weights = _simplex_least_squares(parts.numpy(), onehot.flatten().numpy())
+        mixed = parts @ torch.from_numpy(weights)
+        result = EnsembleFit(
+            temperature,
+            (float(weights[0]), float(weights[1]), float(weights[2])),
+            float((plain - onehot).square().mean()),
+            float((mixed - onehot.flatten()).square().mean()),
+            Verdict.UNIFORM if weights[2] == 1.0 else Verdict.OK,
+            len(z),
+        )
+        mapping = EnsembleMap(torch.tensor(temperature, dtype=torch.float64), torch.from_numpy(weights))
+        return self._fitted(mapping, names, result)
+
+
+def _best_temperature(z: Tensor, onehot: Tensor) -> float:
+    """argmin over [0.05, 5] of the mean squared error; not convex, so a grid comes first."""
+
+    def error(log_t: float) -> float:
+        return float((torch.softmax(z / float(np.exp(log_t)), dim=1) - onehot).square().mean())
+
+    grid = np.linspace(np.log(BOUNDS[0]), np.log(BOUNDS[1]), 47)
+    best = int(np.argmin([error(point) for point in grid]))
+    around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
+    found = minimize_scalar(error, bounds=around, method="bounded", options={"xatol": 1e-12})
+    log_t = min((found.x, *around), key=error)
+    return float(np.exp(log_t))
+
+
+def _simplex_least_squares(parts: Floats, wanted: Floats) -> Floats:
+    """argmin |parts w - wanted|^2 over the simplex: the best of its faces' own minima that lie inside the face."""
+    gram, cross = parts.T @ parts, parts.T @ wanted
+    best: tuple[float, Floats] | None = None
+    n = parts.shape[1]
+    for size in range(1, n + 1):
+        for face in map(list, itertools.combinations(range(n), size)):
+            kkt = np.ones((size + 1, size + 1))
+            kkt[:size, :size] = gram[np.ix_(face, face)]
+            kkt[size, size] = 0.0
+            solution = np.linalg.lstsq(kkt, np.append(cross[face], 1.0), rcond=None)[0][:size]
+            if (solution < 0).any():
+                continue
+            weights = np.zeros(n)
+            weights[face] = solution / solution.sum()
+            value = float(weights @ gram @ weights - 2 * weights @ cross)
+            # A larger face must really be better: rounding alone does not add a component.
+            if best is None or value < best[0] - 1e-14 * (1.0 + abs(best[0])):
+                best = value, weights
+    assert best is not None
+    return best[1]

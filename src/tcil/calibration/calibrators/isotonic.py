@@ -1,0 +1,68 @@
+"""IRM (Zhang et al. 2020): one isotonic regression for all classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from scipy.optimize import isotonic_regression
+
+from tcil.calibration.arrays import ArrayLike
+from tcil.calibration.calibrators.base import Calibrator
+from tcil.calibration.calibrators.inputs import logits_and_columns
+from tcil.calibration.calibrators.maps import CalibrationMap, IsotonicMap
+
+
+@dataclass(frozen=True)
+class IsotonicFit:
+    """How many samples went into IRM and how many knots its step function has.
+
+    >>> import tcil
+    >>> tcil.MulticlassIsotonic().fit([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1]).result_
+    IsotonicFit(n_samples=3, n_knots=4)
+    """
+
+    n_samples: int
+    n_knots: int
+
+
+@dataclass(eq=False, kw_only=True)
+class MulticlassIsotonic(Calibrator):
+    """IRM: an isotonic regression of all N*K one-hot entries on all N*K probabilities, then rows divided by their sum.
+
+    A slope of 1e-9 is added so that the argmax stays where the regression is flat; this needs float64, which is what
+    `transform` returns.
+
+    >>> import torch, tcil
+    >>> logits = 5 * torch.eye(3)[torch.tensor([0, 1, 2, 0])]
+    >>> isotonic = tcil.MulticlassIsotonic().fit(logits, torch.tensor([0, 1, 2, 2]))
+    >>> isotonic.predict_proba(logits).max(dim=1).values
+    tensor([0.7500, 0.7500, 0.7500, 0.7500], dtype=torch.float64)
+    """
+
+    map_type: ClassVar[type[CalibrationMap]] = IsotonicMap
+    result_type: ClassVar[type[Any]] = IsotonicFit
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike, *, classes: Iterable[Any] | None = None) -> Self:
+        """Fit on logits (N, K) and labels (N,); `classes` names the columns (default 0..K-1)."""
+        z, y, names = logits_and_columns(logits, labels, classes)
+        probs = torch.softmax(z.double(), dim=1).flatten().numpy()
+        hits = torch.nn.functional.one_hot(y, z.shape[1]).double().flatten().numpy()
+        # Probabilities that are equal up to rounding are one point of the regression, with the mean of their hits.
+        points, place = np.unique(probs, return_inverse=True)
+        first = np.append(True, np.diff(points) >= 1e-15)
+        points, place = points[first], (np.cumsum(first) - 1)[place]
+        counts = np.bincount(place)
+        means = np.bincount(place, weights=hits) / counts
+        levels = isotonic_regression(means, weights=counts.astype(float)).x
+        # Inside a flat stretch only its ends matter.
+        ends = np.ones(len(points), dtype=bool)
+        ends[1:-1] = (levels[1:-1] != levels[:-2]) | (levels[1:-1] != levels[2:])
+        knots, values = points[ends], levels[ends]
+        if len(knots) == 1:  # every probability the same: a constant, told by two knots
+            knots, values = np.array([knots[0], np.nextafter(knots[0], 2.0)]), np.repeat(values, 2)
+        mapping = IsotonicMap(torch.from_numpy(knots), torch.from_numpy(values))
+        return self._fitted(mapping, names, IsotonicFit(len(z), len(knots)))

@@ -1,0 +1,114 @@
+"""The fitted functions from logits to calibrated log-probabilities: small modules, so that they save and export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+def wide(logits: Tensor) -> Tensor:
+    """Float64, so that no argmax is lost to rounding; float32 on devices that have nothing wider."""
+    return logits.float() if logits.device.type == "mps" else logits.double()
+
+
+class CalibrationMap(nn.Module):
+    """Log-probabilities of logits. Its buffers are its whole state; they never fall below float32."""
+
+    needs_features: ClassVar[bool] = False
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Calibrated log-probabilities, (N, K)."""
+        raise TypeError(f"{type(self).__name__} defines no forward")
+
+    def set_state(self, **state: Tensor) -> None:
+        """Register the arrays that define the map."""
+        for name, value in state.items():
+            self.register_buffer(name, value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CalibrationMap:
+        """Follow `.to(device)`, but not `.half()`: a temperature in half precision is another temperature."""
+
+        def keep_wide(value: Tensor) -> Tensor:
+            try:
+                moved = fn(value)
+            except TypeError:  # float64 on a device without it
+                moved = fn(value.float())
+            return value.to(moved.device) if moved.dtype in NARROW else moved
+
+        super()._apply(keep_wide, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+class TemperatureMap(CalibrationMap):
+    """log softmax(z / T)."""
+
+    temperature: Tensor
+
+    def __init__(self, temperature: Tensor) -> None:
+        super().__init__()
+        self.set_state(temperature=temperature)
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Calibrated log-probabilities, (N, K)."""
+        return torch.log_softmax(wide(logits) / self.temperature, dim=1)
+
+
+class GroupTemperatureMap(CalibrationMap):
+    """log softmax(z / T_g), where g says whether the predicted class is new."""
+
+    temperatures: Tensor
+    is_new: Tensor
+
+    def __init__(self, temperatures: Tensor, is_new: Tensor) -> None:
+        super().__init__()
+        self.set_state(temperatures=temperatures, is_new=is_new)
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Calibrated log-probabilities, (N, K)."""
+        group = self.is_new[logits.argmax(dim=1)]
+        return torch.log_softmax(wide(logits) / self.temperatures[group.long()][:, None], dim=1)
+
+
+class EnsembleMap(CalibrationMap):
+    """log(w0 softmax(z / T) + w1 softmax(z) + w2 / K)."""
+
+    temperature: Tensor
+    weights: Tensor
+
+    def __init__(self, temperature: Tensor, weights: Tensor) -> None:
+        super().__init__()
+        self.set_state(temperature=temperature, weights=weights)
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Calibrated log-probabilities, (N, K)."""
+        z = wide(logits)
+        mixed = self.weights[0] * torch.softmax(z / self.temperature, dim=1) + self.weights[1] * torch.softmax(z, dim=1)
+        mixed = mixed + self.weights[2] / z.shape[1]
+        return (mixed / mixed.sum(dim=1, keepdim=True)).log()
+
+
+class IsotonicMap(CalibrationMap):
+    """log of iso(p) + 1e-9 p, rows divided by their sum; iso is piecewise linear, constant outside its knots."""
+
+    knots: Tensor
+    values: Tensor
+
+    def __init__(self, knots: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.set_state(knots=knots, values=values)
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Calibrated log-probabilities, (N, K)."""
+        probs = torch.softmax(wide(logits), dim=1)
+        inside = probs.clamp(self.knots[0], self.knots[-1])
+        right = torch.searchsorted(self.knots, inside.contiguous()).clamp(1, self.knots.shape[0] - 1)
+        x0, x1 = self.knots[right - 1], self.knots[right]
+        y0, y1 = self.values[right - 1], self.values[right]
+        # The tie-break 1e-9 p keeps the argmax where iso is flat; it needs float64 to be seen beside iso(p).
+        steps = y0 + (y1 - y0) * ((inside - x0) / (x1 - x0)) + 1e-9 * probs
+        return (steps / steps.sum(dim=1, keepdim=True)).log()

@@ -1,0 +1,365 @@
+"""T-CIL (Hwang, Kim and Whang, CVPR 2025): one temperature from adversarially perturbed exemplars."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from tcil.calibration.arrays import as_classes, label_columns
+from tcil.calibration.calibrators.base import SingleTemperature
+from tcil.calibration.calibrators.inputs import check_positive, new_class_mask
+from tcil.calibration.classifier import Classifier, FeatureSpec, weights_hash
+from tcil.calibration.errors import CalibrationWarning, invalid
+from tcil.calibration.examples import Examples, ExampleStream, Unpack
+from tcil.calibration.options import Verdict
+from tcil.calibration.perturbation import (
+    ClassMeans,
+    DirectionPolicy,
+    MagnitudeSearch,
+    SearchStep,
+    TargetChooser,
+    search_magnitude,
+)
+from tcil.calibration.prediction import stream_logits
+from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature
+
+
+@dataclass(frozen=True)
+class TCILResult:
+    """What T-CIL found, step by step.
+
+    `temperature` is what the logits are divided by. `magnitude` reproduces `target_temperature`, the temperature of
+    the new task's validation set (`target`), on the perturbed new exemplars; `reachable` says whether it could.
+    `memory` is the final fit on all perturbed exemplars, `bracket` the range of magnitudes that was searched and
+    `trace` every step of the search. `verdicts` lists whatever was out of the ordinary.
+
+    >>> import tcil
+    >>> "trace" in tcil.TCILResult.__dataclass_fields__
+    True
+    """
+
+    temperature: float
+    magnitude: float
+    target_temperature: float
+    reachable: bool
+    verdicts: tuple[Verdict, ...]
+    trace: tuple[SearchStep, ...]
+    bracket: tuple[float, float]
+    target: TemperatureFit
+    memory: TemperatureFit | None
+    n_exemplars: int
+    n_new_exemplars: int
+    n_valid: int
+    n_valid_ignored: int
+
+
+@dataclass(eq=False, kw_only=True)
+class TCIL(SingleTemperature):
+    """T-CIL: calibrate old and new classes alike with validation data of the newest task only.
+
+    1. The target temperature is that of the new task's validation set.
+    2. Every exemplar gets a direction: down the input gradient of the cross-entropy toward another class; the nearest
+       class mean for old classes, the farthest for new ones (`policy`).
+    3. The magnitude is bisected in [0, 1] to `tolerance`, so that the perturbed new exemplars have the target
+       temperature.
+    4. The temperature of all exemplars, perturbed that far, is the answer.
+
+    Options: `policy`, `tolerance`, `solver` ("exact", or "sgd" for the authors' schedule), `seed` (for the random
+    policy and SGD), `batch_size`, `device` (default: where the model is).
+
+    >>> import torch, tcil
+    >>> _ = torch.manual_seed(0)
+    >>> centres = 2 * torch.randn(4, 8)
+    >>> def draw(labels):
+    ...     return centres[labels] + torch.randn(len(labels), 8), labels
+    >>> network = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    >>> memory = draw(torch.arange(40) % 4)
+    >>> optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    >>> for _ in range(60):
+    ...     optimizer.zero_grad()
+    ...     torch.nn.functional.cross_entropy(network(memory[0]), memory[1]).backward()
+    ...     optimizer.step()
+    >>> valid = draw(2 + torch.arange(200) % 2)                              # classes 2 and 3 are the new task
+    >>> calibrator = tcil.TCIL().fit(network, memory=memory, valid=valid, new_classes=[2, 3])
+    >>> calibrator.result_.reachable, calibrator.temperature_ > 1, len(calibrator.result_.trace)
+    (True, True, 11)
+    >>> calibrated = calibrator.wrap(network)
+    >>> calibrated(valid[0][:2]).shape
+    torch.Size([2, 4])
+    """
+
+    policy: DirectionPolicy | str = DirectionPolicy.PAPER
+    tolerance: float = 1e-3
+    solver: Solver | str = Solver.EXACT
+    seed: int = 0
+    batch_size: int = 128
+    device: str | torch.device | None = None
+    result_type: ClassVar[type[Any]] = TCILResult
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.policy = DirectionPolicy.parse(self.policy, "policy")
+        self.solver = Solver.parse(self.solver, "solver")
+        check_positive(self.tolerance, "tolerance")
+        if self.tolerance >= 1:
+            raise invalid("tolerance", repr(self.tolerance), "less than 1, the width of the magnitude bracket")
+        check_positive(self.batch_size, "batch_size", whole=True)
+
+    def fit(
+        self,
+        model: nn.Module,
+        memory: Examples,
+        valid: Examples | None = None,
+        new_classes: Iterable[Any] | None = None,
+        *,
+        classes: Iterable[Any] | None = None,
+        features: FeatureSpec | None = None,
+        unpack: Unpack | None = None,
+    ) -> Self:
+        """Fit after a task: the trained model, the memory with exemplars of all classes, the new task's validation set.
+
+        `memory` and `valid` are (inputs, labels) pairs of tensors or arrays, Datasets or DataLoaders (streamed;
+        `unpack` turns a batch into inputs and labels), with inputs as the network takes them. `classes` names the
+        logit columns in label space (default 0..K-1, with K one more than the largest label in memory and new_classes;
+        a wider head is sliced). `features` names the head or the feature layer where it cannot be found.
+        """
+        if valid is None:
+            raise invalid(
+                "valid",
+                "None",
+                "the new task's validation set",
+                "Without one, FirstTaskTemperatureScaling still applies (history= of the first task);"
+                " TemperatureScaling on the exemplars' logits runs but gives an abnormally small temperature.",
+            )
+        if new_classes is None:
+            raise invalid("new_classes", "None", "the labels of the newest task, such as range(90, 100)")
+        new = as_classes(new_classes, "new_classes")
+        names = None if classes is None else as_classes(classes, "classes")
+        exemplars = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack)
+        validation = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack)
+        if exemplars.labels is not None:  # known without a pass, so refused before the model runs
+            _check_coverage(exemplars.labels.unique(), names, new)
+        with Classifier(model, features=features, device=self.device) as classifier:
+            survey = _survey(classifier, exemplars, names, new)
+            target, ignored = self._target(classifier, validation, survey)
+            result = self._search(classifier, exemplars, survey, target, ignored)
+        noted = [Verdict.OLD_ROWS_IN_VALID] * (ignored > 0)
+        noted += [Verdict.HALF_PRECISION_IMAGES] * (exemplars.half_precision or validation.half_precision)
+        noted += [Verdict.SINGLE_EXEMPLAR] * bool((survey.counts == 1).any())
+        result = _with_verdicts(result, noted)
+        for verdict in result.verdicts:
+            _warn(verdict, result)
+        return self._fitted(
+            self._map(result.temperature),
+            survey.classes,
+            result,
+            head_width=classifier.width,
+            source=classifier.source,
+            model_hash=weights_hash(model),
+        )
+
+    def _solve(self, logits: Tensor, columns: Tensor) -> TemperatureFit:
+        return solve_temperature(logits, columns, Solver(self.solver), self.seed)
+
+    def _target(self, classifier: Classifier, validation: ExampleStream, survey: _Survey) -> tuple[TemperatureFit, int]:
+        """Line 2: the temperature of the validation set, without rows of old classes; and how many those were."""
+        logits, labels = stream_logits(classifier, validation)
+        columns = label_columns(labels, survey.classes, "valid labels", survey.n_classes)
+        rows = survey.is_new[columns]
+        if not bool(rows.any()):
+            raise invalid(
+                "valid",
+                f"{len(rows)} rows, none of a new class",
+                f"rows of new_classes={list(survey.new_labels)[:6]}",
+            )
+        return self._solve(logits[rows, : survey.n_classes], columns[rows]), int((~rows).sum())
+
+    def _search(
+        self,
+        classifier: Classifier,
+        exemplars: ExampleStream,
+        survey: _Survey,
+        target: TemperatureFit,
+        ignored: int,
+    ) -> TCILResult:
+        """Lines 5 to 11: the magnitude from the new exemplars, then the temperature of all."""
+        choose = TargetChooser(DirectionPolicy(self.policy), survey.means, survey.is_new, self.seed)
+        counts = (survey.n_exemplars, len(survey.new_columns), target.n_samples, ignored)
+        if target.verdict is not Verdict.OK:
+            end = 0.0 if target.limit < 1 else 1.0
+            trace = (SearchStep(0.0, self._solve(survey.new_logits, survey.new_columns).limit),)
+            verdicts = (Verdict.DEGENERATE_VALID,)
+            return TCILResult(1.0, end, target.temperature, False, verdicts, trace, (0.0, 1.0), target, None, *counts)
+
+        def step_of(inputs: Tensor, columns: Tensor) -> Tensor:
+            """The unit perturbation: against the gradient of CE toward the target class."""
+            gradient, _ = classifier.input_gradient(inputs, lambda f: choose(f, columns), survey.n_classes)
+            return -gradient.sign()
+
+        def pushed_logits(inputs: Tensor, steps: Tensor, magnitude: float) -> Tensor:
+            with torch.no_grad():
+                moved = classifier.place(inputs) + magnitude * steps
+                return classifier.logits(moved)[:, : survey.n_classes].cpu()
+
+        new_batches = list(
+            zip(
+                survey.new_inputs.split(self.batch_size),
+                survey.new_columns.split(self.batch_size),
+                strict=True,
+            )
+        )
+        new_steps = [step_of(inputs, columns) for inputs, columns in new_batches]
+
+        def new_logits_at(magnitude: float) -> Tensor:
+            pairs = zip(new_batches, new_steps, strict=True)
+            return torch.cat([pushed_logits(inputs, steps, magnitude) for (inputs, _), steps in pairs])
+
+        found: MagnitudeSearch = search_magnitude(
+            lambda magnitude: self._solve(new_logits_at(magnitude), survey.new_columns),
+            self._solve(survey.new_logits, survey.new_columns),
+            target.limit,
+            tolerance=self.tolerance,
+            input_scale=survey.input_scale,
+        )
+        logits, columns = [new_logits_at(found.magnitude)], [survey.new_columns]
+        for inputs, labels in exemplars if survey.has_old else ():
+            own = label_columns(labels, survey.classes, "memory labels", survey.n_classes)
+            old = ~survey.is_new[own]
+            if bool(old.any()):
+                images = inputs[old.to(inputs.device)]
+                logits.append(pushed_logits(images, step_of(images, own[old]), found.magnitude))
+                columns.append(own[old])
+        fit = self._solve(torch.cat(logits), torch.cat(columns))
+        degenerate = () if fit.verdict is Verdict.OK else (Verdict.DEGENERATE_MEMORY,)
+        return TCILResult(
+            fit.temperature,
+            found.magnitude,
+            target.temperature,
+            found.reachable,
+            (*found.verdicts, *degenerate),
+            found.trace,
+            found.bracket,
+            target,
+            fit,
+            *counts,
+        )
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What one pass over the clean memory tells, with the new exemplars, the only images kept."""
+
+    classes: tuple[int, ...]
+    is_new: Tensor
+    means: Tensor
+    counts: Tensor
+    new_inputs: Tensor
+    new_columns: Tensor
+    new_logits: Tensor
+    input_scale: float
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def n_exemplars(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def has_old(self) -> bool:
+        return not bool(self.is_new.all())
+
+    @property
+    def new_labels(self) -> tuple[int, ...]:
+        return tuple(label for label, new in zip(self.classes, self.is_new.tolist(), strict=True) if new)
+
+
+def _survey(
+    classifier: Classifier, exemplars: ExampleStream, names: tuple[int, ...] | None, new: tuple[int, ...]
+) -> _Survey:
+    """Line 3: class means of the features; on the way, the new exemplars and the scale of the inputs."""
+    means = ClassMeans()
+    wanted = torch.tensor(new)
+    inputs_kept, columns_kept, logits_kept = [], [], []
+    count, total, squares = 0, 0.0, 0.0
+    with torch.no_grad():
+        for inputs, labels in exemplars:
+            logits, features = classifier.logits_and_features(classifier.place(inputs))
+            columns = label_columns(labels, names, "memory labels", logits.shape[1])
+            means.add(features, columns)
+            rows = torch.isin(labels, wanted)
+            inputs_kept.append(inputs[rows.to(inputs.device)])
+            columns_kept.append(columns[rows])
+            logits_kept.append(logits[rows.to(logits.device)].cpu())
+            count += inputs.numel()
+            total += float(inputs.sum(dtype=torch.float64 if inputs.device.type != "mps" else None))
+            squares += float(inputs.square().sum(dtype=torch.float64 if inputs.device.type != "mps" else None))
+    width = logits.shape[1]
+    present = means.counts.nonzero().squeeze(1)
+    if names is not None:
+        present = torch.tensor(names)[present]
+    names = _check_coverage(present, names, new)
+    if len(names) > width:
+        raise invalid("classes", f"{len(names)} labels", f"at most {width}, the model's logit columns")
+    if len(names) < 2:
+        raise invalid("memory", "exemplars of a single class", "at least two classes")
+    variance = squares / count - (total / count) ** 2
+    return _Survey(
+        names,
+        new_class_mask(new, names),
+        means.means(),
+        means.counts,
+        torch.cat(inputs_kept),
+        torch.cat(columns_kept),
+        torch.cat(logits_kept)[:, : len(names)],
+        max(variance, 0.0) ** 0.5,
+    )
+
+
+def _check_coverage(present: Tensor, names: tuple[int, ...] | None, new: tuple[int, ...]) -> tuple[int, ...]:
+    """Every class needs an exemplar, else it has no feature mean; returns the label of each column."""
+    found = set(present.tolist())
+    if names is None:
+        names = tuple(range(max([*found, *new]) + 1))
+        how = "Without classes=, the logit columns are the labels 0 to the largest seen; name them if they are not."
+    else:
+        how = "Leave it out of classes= if the model has not learned it."
+    missing = [label for label in names if label not in found]
+    if missing and set(missing) <= set(new):
+        raise invalid(
+            "new_classes",
+            f"the labels {missing[:8]} without an exemplar in memory",
+            "exemplars of every class",
+            "Update the memory with the new task before calibrating.",
+        )
+    if missing:
+        raise invalid("memory", f"no exemplar of the classes {missing[:8]}", "at least one of every class", how)
+    unknown = sorted((set(new) | found) - set(names))
+    if unknown:
+        where = "new_classes" if set(unknown) & set(new) else "memory labels"
+        raise invalid(where, f"the labels {unknown[:8]}", f"labels among the {len(names)} in classes=")
+    return names
+
+
+def _with_verdicts(result: TCILResult, more: list[Verdict]) -> TCILResult:
+    return replace(result, verdicts=(*result.verdicts, *more) or (Verdict.OK,))
+
+
+def _warn(verdict: Verdict, result: TCILResult) -> None:
+    details = {
+        Verdict.OLD_ROWS_IN_VALID: f"valid: {result.n_valid_ignored} rows",
+        Verdict.BRACKET_WIDENED: f"magnitudes were searched up to {result.bracket[1]:.4g}",
+        Verdict.TARGET_ABOVE_RANGE: f"target {result.target_temperature:.4g}",
+        Verdict.TARGET_BELOW_RANGE: f"target {result.target_temperature:.4g}",
+        Verdict.DEGENERATE_VALID: f"valid: {result.target.verdict}",
+        Verdict.DEGENERATE_MEMORY: f"memory: {result.memory.verdict}" if result.memory else "",
+        Verdict.TARGET_JUMPED: f"{result.n_new_exemplars} new exemplars",
+    }
+    if verdict in details:
+        warnings.warn(f"T-CIL: {verdict.meaning} ({details[verdict]})", CalibrationWarning, stacklevel=3)

@@ -1,0 +1,158 @@
+"""Temperature scaling of logits: one temperature, the first task's for ever, or one per predicted group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+
+from tcil.calibration.arrays import ArrayLike
+from tcil.calibration.calibrators.base import Calibrator, SingleTemperature
+from tcil.calibration.calibrators.inputs import logits_and_columns, new_class_mask
+from tcil.calibration.calibrators.maps import CalibrationMap, GroupTemperatureMap
+from tcil.calibration.errors import invalid
+from tcil.calibration.options import Verdict
+from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature
+
+
+@dataclass(eq=False, kw_only=True)
+class TemperatureScaling(SingleTemperature):
+    """TS (Guo et al. 2017): the temperature that minimises the cross-entropy of the given logits.
+
+    In class-incremental learning the only honest logits are the newest task's validation set, which is why TS alone
+    leaves old classes over-confident. On the test set of all classes it is the paper's oracle, Optimal TS.
+
+    >>> import torch, tcil
+    >>> logits = 5 * torch.eye(3)[torch.tensor([0, 1, 2, 0])]
+    >>> scaling = tcil.TemperatureScaling().fit(logits, torch.tensor([0, 1, 2, 2]))
+    >>> round(scaling.temperature_, 3), str(scaling.result_.verdict)
+    (2.791, 'ok')
+    >>> scaling.predict_proba(logits).max(dim=1).values
+    tensor([0.7500, 0.7500, 0.7500, 0.7500], dtype=torch.float64)
+    """
+
+    solver: Solver | str = Solver.EXACT
+    seed: int = 0
+    result_type: ClassVar[type[Any]] = TemperatureFit
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.solver = Solver.parse(self.solver, "solver")
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike, *, classes: Iterable[Any] | None = None) -> Self:
+        """Fit on logits (N, K) and labels (N,); `classes` names the columns (default 0..K-1)."""
+        z, y, names = logits_and_columns(logits, labels, classes)
+        result = solve_temperature(z, y, Solver(self.solver), self.seed)
+        return self._fitted(self._map(result.temperature), names, result)
+
+
+@dataclass(eq=False, kw_only=True)
+class FirstTaskTemperatureScaling(SingleTemperature):
+    """The first task's temperature, kept for ever: the simplest calibrator that remembers.
+
+    Fit it on the first task's validation logits, then hand `history_` from task to task; later fits use no data.
+
+    >>> import json, torch, tcil
+    >>> logits, labels = 5 * torch.eye(3)[torch.tensor([0, 1, 2, 0])], torch.tensor([0, 1, 2, 2])
+    >>> first = tcil.FirstTaskTemperatureScaling().fit(logits, labels)
+    >>> memo = json.loads(json.dumps(first.history_))
+    >>> later = tcil.FirstTaskTemperatureScaling().fit(classes=range(6), history=memo)
+    >>> later.temperature_ == first.temperature_, len(later.classes_)
+    (True, 6)
+    """
+
+    result_type: ClassVar[type[Any]] = TemperatureFit
+
+    def fit(
+        self,
+        logits: ArrayLike | None = None,
+        labels: ArrayLike | None = None,
+        *,
+        classes: Iterable[Any] | None = None,
+        history: dict[str, Any] | None = None,
+    ) -> Self:
+        """First task: logits and labels. Later tasks: `history=` of the task before, and the classes seen so far."""
+        if history is not None:
+            return self._recall(history, logits, classes)
+        if logits is None or labels is None:
+            raise invalid("logits, labels", "none", "the first task's validation set, or history= of an earlier task")
+        z, y, names = logits_and_columns(logits, labels, classes)
+        result = solve_temperature(z, y)
+        memo = {
+            "calibrator": type(self).__name__,
+            "temperature": result.temperature,
+            "verdict": str(result.verdict),
+        }
+        return self._fitted(self._map(result.temperature), names, result, history=memo)
+
+    def _recall(self, history: dict[str, Any], logits: ArrayLike | None, classes: Iterable[Any] | None) -> Self:
+        temperature = history.get("temperature") if isinstance(history, dict) else None
+        if not isinstance(temperature, (int, float)) or not temperature > 0:
+            raise invalid("history", repr(history)[:80], "history_ of an earlier FirstTaskTemperatureScaling")
+        if classes is None and logits is None:
+            raise invalid("classes", "None", "the classes seen so far, such as range(20), or this task's logits")
+        width = len(logits[0]) if logits is not None else None
+        names = tuple(range(width)) if classes is None and width else tuple(int(c) for c in classes or ())
+        nan = float("nan")
+        result = TemperatureFit(float(temperature), Verdict(history["verdict"]), nan, nan, nan, 0)
+        return self._fitted(self._map(float(temperature)), names, result, history=dict(history))
+
+
+@dataclass(frozen=True)
+class GroupTemperatureFit:
+    """The two fits of `GroupTemperatureScaling`, by predicted group.
+
+    >>> import tcil
+    >>> [name for name in tcil.GroupTemperatureFit.__dataclass_fields__]
+    ['old', 'new']
+    """
+
+    old: TemperatureFit | None
+    new: TemperatureFit | None
+
+
+@dataclass(eq=False, kw_only=True)
+class GroupTemperatureScaling(Calibrator):
+    """One temperature for samples predicted as old classes and one for those predicted as new.
+
+    Needs labelled logits of all classes (old-task validation data, or an oracle), so it is never ranked with the
+    calibrators that do without. A group that nothing is predicted into keeps T = 1.
+
+    >>> import torch, tcil
+    >>> logits = torch.tensor([[3.0, 0, 0], [3, 0, 0], [3, 0, 0], [0, 0, 3], [0, 0, 3], [0, 0, 3], [0, 0, 3]])
+    >>> scaling = tcil.GroupTemperatureScaling().fit(logits, torch.tensor([0, 0, 1, 2, 2, 2, 1]), new_classes=[2])
+    >>> {group: round(t, 2) for group, t in scaling.temperatures_.items()}
+    {'old': 2.16, 'new': 1.67}
+    """
+
+    map_type: ClassVar[type[CalibrationMap]] = GroupTemperatureMap
+    result_type: ClassVar[type[Any]] = GroupTemperatureFit
+
+    @property
+    def temperatures_(self) -> dict[str, float]:
+        """The temperature of each predicted group, "old" and "new"."""
+        fits = {"old": self.result_.old, "new": self.result_.new}
+        return {group: 1.0 if fit is None else fit.temperature for group, fit in fits.items()}
+
+    def fit(
+        self,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        *,
+        new_classes: Iterable[Any],
+        classes: Iterable[Any] | None = None,
+    ) -> Self:
+        """Fit on logits (N, K) and labels (N,) of old and new classes alike."""
+        z, y, names = logits_and_columns(logits, labels, classes)
+        is_new = new_class_mask(new_classes, names)
+        predicted_new = is_new[z.argmax(dim=1)]
+        old, new = (
+            solve_temperature(z[rows], y[rows]) if bool(rows.any()) else None
+            for rows in (~predicted_new, predicted_new)
+        )
+        result = GroupTemperatureFit(old, new)
+        pair = [1.0 if fit is None else fit.temperature for fit in (old, new)]
+        mapping = GroupTemperatureMap(torch.tensor(pair, dtype=torch.float64), is_new)
+        return self._fitted(mapping, names, result)

@@ -1,0 +1,101 @@
+"""Named options: string enums in which every member carries one line of meaning."""
+
+from __future__ import annotations
+
+import difflib
+from enum import StrEnum
+from typing import Self
+
+from tcil.calibration.errors import invalid
+
+
+class Option(StrEnum):
+    """A string enum whose members say what they mean (`member.meaning`)."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str = "") -> Self:
+        """A member is written as its value and its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    @classmethod
+    def parse(cls, value: object, argument: str) -> Self:
+        """The member that `value` names; the error names the argument and the nearest valid name."""
+        if isinstance(value, str):
+            try:
+                return cls(value)
+            except ValueError:
+                pass
+        names = [str(member) for member in cls]
+        near = difflib.get_close_matches(str(value), names, n=1)
+        advice = f"Did you mean {near[0]!r}?" if near else ""
+        raise invalid(argument, repr(value), "one of " + ", ".join(map(repr, names)), advice)
+
+
+class Verdict(Option):
+    """What a fit found out about its own data.
+
+    >>> from tcil import Verdict
+    >>> Verdict.ALL_CORRECT.meaning
+    'every sample is classified correctly: the likelihood only improves as T goes to 0, so T is left at 1'
+    >>> Verdict("ok") is Verdict.OK
+    True
+    """
+
+    OK = "ok", "the temperature is identified by the data"
+    ALL_CORRECT = (
+        "all_correct",
+        "every sample is classified correctly: the likelihood only improves as T goes to 0, so T is left at 1",
+    )
+    ANTI_INFORMATIVE = (
+        "anti_informative",
+        "the true class scores no better than the average class: the likelihood only improves as T grows,"
+        " so T is left at 1",
+    )
+    CONSTANT_LOGITS = (
+        "constant_logits",
+        "every row of logits is constant: no temperature changes anything, so T is left at 1",
+    )
+    DIVERGED = "diverged", "the SGD solver left the positive temperatures, so T is left at 1"
+    AT_BOUND = "at_bound", "the best temperature lies outside the method's bounds; the bound is used"
+    DEGENERATE_VALID = (
+        "degenerate_valid",
+        "the validation set identifies no temperature; the model is left as it is",
+    )
+    DEGENERATE_MEMORY = (
+        "degenerate_memory",
+        "the perturbed exemplars identify no temperature; the model is left as it is",
+    )
+    TARGET_ABOVE_RANGE = (
+        "target_above_range",
+        "even the largest magnitude gives a temperature below the target; the end of the bracket is used",
+    )
+    TARGET_BELOW_RANGE = (
+        "target_below_range",
+        "already the clean new exemplars give a temperature at or above the target; magnitude 0 is used",
+    )
+    TARGET_JUMPED = (
+        "target_jumped",
+        "the temperature jumps over the target from one degenerate case to the other: too few new exemplars",
+    )
+    BRACKET_WIDENED = (
+        "bracket_widened",
+        "the target lies beyond magnitude 1 and the inputs' own scale is larger, so the search went on up to it",
+    )
+    OLD_ROWS_IN_VALID = "old_rows_in_valid", "validation rows of old classes were found and not used"
+    SINGLE_EXEMPLAR = (
+        "single_exemplar",
+        "some class has one exemplar only, so its feature mean rests on one image",
+    )
+    HALF_PRECISION_IMAGES = (
+        "half_precision_images",
+        "the images came in half precision; they were widened to float32 before perturbing",
+    )
+    NOT_REACHABLE = (
+        "not_reachable",
+        "no noise brings the accuracy down to some level: the method has no answer here (n/a)",
+    )
+    UNIFORM = "uniform", "the ensemble puts all its weight on the uniform distribution"

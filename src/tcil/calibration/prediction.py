@@ -1,0 +1,57 @@
+"""One forward pass over labelled data: the logits that every calibrator and metric then share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tcil.calibration.arrays import as_classes, label_columns
+from tcil.calibration.classifier import Classifier
+from tcil.calibration.errors import invalid
+from tcil.calibration.examples import Examples, ExampleStream, Unpack
+
+
+def predict_logits(
+    model: nn.Module,
+    data: Examples,
+    *,
+    classes: Iterable[Any] | None = None,
+    batch_size: int = 256,
+    device: str | torch.device | None = None,
+    unpack: Unpack | None = None,
+) -> tuple[Any, Any]:
+    """Logits (N, K) and labels (N,) of `data`, in evaluation mode, the model left as it was.
+
+    `data` is a pair of tensors or arrays, a Dataset or a DataLoader. `classes` slices a wider head to the columns it
+    names; labels are returned as they are. Arrays give arrays, everything else gives tensors on the CPU.
+
+    >>> import torch, tcil
+    >>> logits, labels = tcil.predict_logits(torch.nn.Linear(4, 3), (torch.randn(10, 4), torch.arange(10) % 3))
+    >>> logits.shape, labels.shape
+    (torch.Size([10, 3]), torch.Size([10]))
+    """
+    names = None if classes is None else as_classes(classes, "classes")
+    stream = ExampleStream(data, "data", batch_size=batch_size, unpack=unpack)
+    with Classifier(model, device=device) as classifier:
+        logits, labels = stream_logits(classifier, stream)
+    if names is not None:
+        if len(names) > logits.shape[1]:
+            raise invalid("classes", f"{len(names)} labels", f"at most {logits.shape[1]}, the model's logit columns")
+        logits = logits[:, : len(names)]
+    label_columns(labels, names, "data labels", logits.shape[1])
+    return (logits.numpy(), labels.numpy()) if stream.given_as_numpy else (logits, labels)
+
+
+def stream_logits(
+    classifier: Classifier, stream: ExampleStream, change: Callable[[Tensor], Tensor] = lambda inputs: inputs
+) -> tuple[Tensor, Tensor]:
+    """All logits and labels of a stream, whose inputs may be changed on the way."""
+    logits, labels = [], []
+    with torch.no_grad():
+        for inputs, own in stream:
+            logits.append(classifier.logits(classifier.place(change(inputs))).cpu())
+            labels.append(own)
+    return torch.cat(logits), torch.cat(labels)

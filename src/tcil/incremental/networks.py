@@ -1,0 +1,110 @@
+"""Networks of the paper, and a small one for 8x8 digits. Each answers with logits; its head is `fc`.
+
+Written for this project: torchvision is not needed. Parameter names follow the common convention (conv1, bn1,
+layer1.0.conv1, ..., fc), so that the authors' ResNet-32 checkpoints load as they are.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["ResNet", "resnet18", "resnet32", "small_cnn"]
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut; where the shape changes, the shortcut is a 1x1 convolution with BN."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels_in != channels:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Feature maps of the block."""
+        out = torch.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return torch.relu(out + shortcut)
+
+
+class ResNet(nn.Module):
+    """A residual network: stem, stages of residual blocks (each after the first halves the image), mean, `fc`.
+
+    >>> import torch, tcil
+    >>> network = tcil.networks.ResNet(n_classes=7, widths=(8, 16), depths=(1, 1))
+    >>> network(torch.randn(2, 3, 16, 16)).shape, network.features(torch.randn(2, 3, 16, 16)).shape
+    (torch.Size([2, 7]), torch.Size([2, 16]))
+    """
+
+    def __init__(
+        self, *, n_classes: int, widths: tuple[int, ...], depths: tuple[int, ...], channels_in: int = 3
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, widths[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.stages: list[str] = []
+        width = widths[0]
+        for index, (channels, depth) in enumerate(zip(widths, depths, strict=True), start=1):
+            blocks = []
+            for block in range(depth):
+                stride = 2 if index > 1 and block == 0 else 1
+                blocks.append(ResidualBlock(width, channels, stride))
+                width = channels
+            self.add_module(f"layer{index}", nn.Sequential(*blocks))
+            self.stages.append(f"layer{index}")
+        self.fc = nn.Linear(width, n_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def features(self, x: Tensor) -> Tensor:
+        """What `fc` reads: the mean over the image of the last feature map."""
+        x = torch.relu(self.bn1(self.conv1(x)))
+        for stage in self.stages:
+            x = self.get_submodule(stage)(x)
+        return x.mean(dim=(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, (N, classes)."""
+        return cast(Tensor, self.fc(self.features(x)))
+
+
+def resnet32(n_classes: int = 100) -> ResNet:
+    """ResNet-32 for 32x32 images: 16, 32 and 64 channels, 64 features. Loads the authors' checkpoints as they are.
+
+    >>> import torch, tcil
+    >>> network = tcil.networks.resnet32()
+    >>> network(torch.randn(1, 3, 32, 32)).shape, sum(p.numel() for p in network.parameters())
+    (torch.Size([1, 100]), 472756)
+    """
+    return ResNet(n_classes=n_classes, widths=(16, 32, 64), depths=(5, 5, 5))
+
+
+def resnet18(n_classes: int = 200) -> ResNet:
+    """ResNet-18 for 64x64 images (3x3 stem, no pooling): 64 to 512 channels, 512 features.
+
+    >>> import torch, tcil
+    >>> tcil.networks.resnet18(n_classes=20)(torch.randn(1, 3, 64, 64)).shape
+    torch.Size([1, 20])
+    """
+    return ResNet(n_classes=n_classes, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
+
+
+def small_cnn(n_classes: int = 10, channels_in: int = 1) -> ResNet:
+    """A residual network small enough for 8x8 digits on any laptop: 16 and 32 channels, 32 features.
+
+    >>> import torch, tcil
+    >>> tcil.networks.small_cnn()(torch.randn(1, 1, 8, 8)).shape
+    torch.Size([1, 10])
+    """
+    return ResNet(n_classes=n_classes, widths=(16, 32), depths=(1, 1), channels_in=channels_in)

@@ -1,0 +1,4 @@
+"""The public name of `tcil.incremental.networks`."""
+
+from tcil.incremental.networks import *  # noqa: F403
+from tcil.incremental.networks import __all__ as __all__
