@@ -190,21 +190,20 @@ class Classifier:
                 raise
             self._channels_last = False
             logits = forward(x.contiguous(memory_format=torch.contiguous_format))
-        if len(logits) != len(inputs):
-            raise invalid("model", f"{len(logits)} rows of logits for {len(inputs)} inputs", "one row for each input")
-        logits = at_least_float32(logits)
-        if self.width is None:
-            if looks_like_probabilities(logits.detach()):
-                raise invalid(
-                    "model",
-                    "outputs that are non-negative and sum to 1",
-                    "logits",
-                    "Take the softmax off the model.",
-                )
-            self.width = logits.shape[1]
-        if not bool(torch.isfinite(logits).all()):
-            raise invalid("model", "NaN or infinity among its logits", "finite logits")
-        return logits
+        _check_logits(logits, inputs)
+        if self.width is None and looks_like_probabilities(logits.detach()):
+            raise invalid(
+                "model", "outputs that are non-negative and sum to 1", "logits", "Take the softmax off the model."
+            )
+        self.width = logits.shape[1]
+        return at_least_float32(logits)
+
+
+def _check_logits(logits: Tensor, inputs: Tensor) -> None:
+    if len(logits) != len(inputs):
+        raise invalid("model", f"{len(logits)} rows of logits for {len(inputs)} inputs", "one row for each input")
+    if not bool(torch.isfinite(logits).all()):
+        raise invalid("model", "NaN or infinity among its logits", "finite logits")
 
 
 @contextlib.contextmanager
@@ -368,6 +367,7 @@ def _watch(model: nn.Module, x: Tensor, named: str | None) -> tuple[list[_Call],
     finally:
         for handle in handles:
             handle.remove()
+    _check_logits(logits, x)
     return calls, outputs, logits
 
 

@@ -17,7 +17,18 @@ def wide(logits: Tensor) -> Tensor:
 
 
 class CalibrationMap(nn.Module):
-    """Log-probabilities of logits. Its buffers are its whole state; they never fall below float32."""
+    """Log-probabilities of logits: what a calibrator leaves behind. Subclass it for a method of your own.
+
+    Its buffers are its whole state; they never fall below float32. With `needs_features = True`, `transform` asks for
+    features and wrapped models supply them.
+
+    >>> import torch, tcil
+    >>> class Halving(tcil.CalibrationMap):
+    ...     def forward(self, logits, features=None):
+    ...         return torch.log_softmax(logits.double() / 2, dim=1)
+    >>> Halving()(torch.tensor([[2.0, 0.0]])).exp()
+    tensor([[0.7311, 0.2689]], dtype=torch.float64)
+    """
 
     needs_features: ClassVar[bool] = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -49,10 +50,10 @@ class NoiseSearch(Option):
 
 @dataclass(frozen=True)
 class NoiseLevel:
-    """One level of PerturbTS: the accuracy wanted, the noise found for it, and the accuracy that noise gives.
+    """One level of PerturbTS: the accuracy wanted, the noise found for it, the accuracy it gives, what it cost.
 
     >>> import tcil
-    >>> tcil.NoiseLevel(target_accuracy=0.8, noise=0.0, accuracy=0.8, reachable=True).reachable
+    >>> tcil.NoiseLevel(target_accuracy=0.8, noise=0.0, accuracy=0.8, reachable=True, evaluations=0).reachable
     True
     """
 
@@ -60,6 +61,7 @@ class NoiseLevel:
     noise: float
     accuracy: float
     reachable: bool
+    evaluations: int
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,10 @@ def bounded_temperature(z: Tensor, y: Tensor) -> tuple[float, tuple[Verdict, ...
 
 
 def monotone_levels(accuracy_at: Callable[[float], float], targets: list[float]) -> tuple[NoiseLevel, ...]:
-    """For each target the smallest noise at which the accuracy crosses it: one scan for all, then bisection."""
+    """For each target the smallest noise at which the accuracy crosses it: one scan for all, then bisection.
+
+    Accuracies are kept, so that no noise is tried twice; the nearest seen serves a level.
+    """
     clean = targets[0]
     seen = {0.0: clean}
     grid = [0.0, *np.geomspace(MAX_NOISE / 2**14, MAX_NOISE, 15).tolist()]
@@ -196,8 +201,9 @@ def monotone_levels(accuracy_at: Callable[[float], float], targets: list[float])
             seen[noise] = accuracy_at(noise)
         return seen[noise]
 
-    levels = [NoiseLevel(clean, 0.0, clean, True)]
+    levels = [NoiseLevel(clean, 0.0, clean, True, 0)]
     for target in targets[1:]:
+        before = len(seen)
         crossing = next((i for i in range(1, len(grid)) if accuracy(grid[i]) <= target), None)
         if crossing is not None:
             low, high = grid[crossing - 1], grid[crossing]
@@ -205,7 +211,8 @@ def monotone_levels(accuracy_at: Callable[[float], float], targets: list[float])
                 middle = (low + high) / 2
                 low, high = (low, middle) if accuracy(middle) <= target else (middle, high)
         noise = min(seen, key=lambda n: (abs(seen[n] - target), n))
-        levels.append(NoiseLevel(target, noise, seen[noise], abs(seen[noise] - target) <= TOLERANCE * clean))
+        reachable = abs(seen[noise] - target) <= TOLERANCE * clean
+        levels.append(NoiseLevel(target, noise, seen[noise], reachable, len(seen) - before))
     return tuple(levels)
 
 
@@ -213,21 +220,32 @@ def nelder_mead_levels(
     accuracy_at: Callable[[float], float], targets: list[float], start: float
 ) -> tuple[NoiseLevel, ...]:
     """The original's search: each level starts a simplex {x, 1.5 x} at the noise of the level before."""
+    accuracy = functools.cache(accuracy_at)
     clean = targets[0]
-    levels = [NoiseLevel(clean, 0.0, clean, True)]
+    levels = [NoiseLevel(clean, 0.0, clean, True, 0)]
     for index, target in enumerate(targets[1:], start=1):
         close = (LAST_TOLERANCE if index == len(targets) - 1 else TOLERANCE) * clean
-
-        def miss(x: Any, target: float = target) -> float:
-            return abs(target - accuracy_at(float(x[0])))
-
-        def stop(intermediate_result: Any, close: float = close) -> None:
-            if intermediate_result.fun < close:
-                raise StopIteration
-
-        options = {"initial_simplex": [[start], [1.5 * start]], "xatol": 1e-4, "fatol": np.inf, "maxfev": 200}
-        found = minimize(miss, [start], method="Nelder-Mead", callback=stop, options=options)
-        start = float(found.x[0])
-        accuracy = accuracy_at(start)
-        levels.append(NoiseLevel(target, start, accuracy, abs(accuracy - target) <= close))
+        noise, evaluations = _simplex(functools.partial(_miss, accuracy, target), start, close)
+        reachable = abs(accuracy(noise) - target) <= close
+        levels.append(NoiseLevel(target, noise, accuracy(noise), reachable, evaluations))
+        start = noise
     return tuple(levels)
+
+
+def _miss(accuracy: Callable[[float], float], target: float, noise: Any) -> float:
+    return abs(target - accuracy(float(noise[0])))
+
+
+def _simplex(miss: Callable[[Any], float], start: float, close: float) -> tuple[float, int]:
+    """Nelder-Mead from {x, 1.5 x}, stopped as soon as the best point is close, or when the simplex has collapsed."""
+    first = min([start], [1.5 * start], key=miss)
+    if miss(first) < close:
+        return first[0], 2
+
+    def stop(intermediate_result: Any) -> None:
+        if intermediate_result.fun < close:
+            raise StopIteration
+
+    options = {"initial_simplex": [[start], [1.5 * start]], "xatol": 1e-4, "fatol": np.inf, "maxfev": 200}
+    found = minimize(miss, [start], method="Nelder-Mead", callback=stop, options=options)
+    return float(found.x[0]), int(found.nfev)

@@ -152,9 +152,7 @@ class TCIL(SingleTemperature):
         noted += [Verdict.HALF_PRECISION_IMAGES] * (exemplars.half_precision or validation.half_precision)
         noted += [Verdict.SINGLE_EXEMPLAR] * bool((survey.counts == 1).any())
         result = _with_verdicts(result, noted)
-        for verdict in result.verdicts:
-            _warn(verdict, result)
-        return self._fitted(
+        self._fitted(
             self._map(result.temperature),
             survey.classes,
             result,
@@ -162,6 +160,9 @@ class TCIL(SingleTemperature):
             source=classifier.source,
             model_hash=weights_hash(model),
         )
+        for verdict in result.verdicts:
+            _warn(verdict, result)
+        return self
 
     def _solve(self, logits: Tensor, columns: Tensor) -> TemperatureFit:
         return solve_temperature(logits, columns, Solver(self.solver), self.seed)

@@ -1,0 +1,256 @@
+"""Bad input gets an error that names the argument, what was given and what was expected, before any work is done."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import tcil
+
+
+class Watched(nn.Module):
+    """Counts the batches it sees: an error before any work leaves it at zero."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.fc, self.batches = nn.Linear(6, 8), nn.Linear(8, 4), 0
+
+    def forward(self, x):
+        self.batches += 1
+        return self.fc(torch.relu(self.body(x)))
+
+
+X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 4
+XV, YV = torch.randn(20, 6, generator=torch.Generator().manual_seed(1)), 2 + torch.arange(20) % 2
+GOOD = {"memory": (X, Y), "valid": (XV, YV), "new_classes": [2, 3]}
+
+
+def nan_in(x, value=float("nan")):
+    x = x.clone()
+    x[3, 2] = value
+    return x
+
+
+BEFORE_ANY_WORK = [
+    ("empty memory", {"memory": (X[:0], Y[:0])}, r"memory inputs: got shape \(0, 6\); expected at least one example"),
+    ("no memory", {"memory": None}, r"memory: got NoneType; expected a pair"),
+    ("empty valid", {"valid": (XV[:0], YV[:0])}, r"valid inputs: got shape \(0, 6\); expected at least one example"),
+    ("missing valid", {"valid": None}, r"valid: got None.*FirstTaskTemperatureScaling still applies.*history="),
+    ("class without exemplar", {"memory": (X[Y != 1], Y[Y != 1])}, r"memory: got no exemplar of the classes \[1\]"),
+    ("listed class without exemplar", {"classes": [0, 1, 2, 3, 9]}, r"memory: got no exemplar of the classes \[9\]"),
+    ("new class without exemplar", {"memory": (X[Y != 3], Y[Y != 3])}, r"new_classes: got the labels \[3\] without an"),
+    ("negative labels", {"memory": (X, Y - 1)}, r"memory labels: got the label -1; expected labels of 0 or more"),
+    ("float labels", {"memory": (X, Y.float())}, r"memory labels: got dtype torch.float32; expected integer"),
+    ("bool labels", {"memory": (X, Y > 1)}, r"memory labels: got dtype torch.bool; expected integer"),
+    ("one-hot labels", {"memory": (X, nn.functional.one_hot(Y))}, r"memory labels: got shape \(40, 4\).*argmax\(1\)"),
+    ("labels outside classes", {"classes": [0, 1, 2]}, r"(new_classes|memory labels): got the labels \[3\]"),
+    ("NaN images", {"memory": (nan_in(X), Y)}, r"memory inputs: got NaN or infinity in 1 of 40 examples"),
+    ("infinite images", {"valid": (nan_in(XV, float("inf")), YV)}, r"valid inputs: got NaN or infinity in 1 of 20"),
+    ("no new class", {"new_classes": []}, r"new_classes: got no class at all"),
+    ("new classes missing", {"new_classes": None}, r"new_classes: got None; expected the labels of the newest task"),
+    ("unknown new class", {"new_classes": [2, 3, 77]}, r"new_classes: got the labels|memory: got no exemplar"),
+    ("new class as name", {"new_classes": ["cat"]}, r"new_classes: got the entry 'cat'; expected integer"),
+    ("new class as number", {"new_classes": 3}, r"new_classes: got 3; expected a list of class labels"),
+    ("repeated classes", {"classes": [0, 1, 1, 2, 3]}, r"classes: got repeated labels \[1\]"),
+    ("lengths differ", {"memory": (X, Y[:-1])}, r"memory: got 40 inputs and 39 labels; expected as many"),
+    ("integer images", {"memory": ((X * 50).byte(), Y)}, r"memory inputs: got dtype torch.uint8.*x.float\(\) / 255"),
+    ("images without labels", {"memory": X}, r"memory: got Tensor; expected a pair"),
+    ("text", {"memory": "cifar100"}, r"memory: got str; expected a pair"),
+    ("dict batches", {"memory": [{"a": X, "b": Y}]}, r"memory: got batches that are dicts with .*'a', 'b'.*unpack="),
+    ("bare batches", {"memory": DataLoader(X, batch_size=9)}, r"memory: got batches of type Tensor.*unpack="),
+    ("empty loader", {"memory": []}, r"memory: got no examples"),
+    ("bad unpack", {"memory": [(X, Y)], "unpack": lambda b: b[0]}, r"unpack: got a function returning Tensor"),
+    ("NaN in a loader", {"memory": DataLoader(TensorDataset(nan_in(X), Y), batch_size=8)}, r"infinity in 1 of 8"),
+    ("unknown feature layer", {"features": "head"}, r"features: got 'head'; expected the name of a module"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [case[1:] for case in BEFORE_ANY_WORK], ids=[c[0] for c in BEFORE_ANY_WORK]
+)
+def test_refused_before_any_work(change, message):
+    model = Watched()
+    calibrator = tcil.TCIL()
+    with pytest.raises(ValueError, match=message):
+        calibrator.fit(model, **{**GOOD, **change})
+    assert model.batches == 0
+    with pytest.raises(tcil.NotFittedError):
+        calibrator.transform(torch.randn(2, 4))
+
+
+def test_the_good_arguments_are_good():
+    """Otherwise the refusals above would prove nothing."""
+    with pytest.warns(tcil.CalibrationWarning):
+        tcil.TCIL().fit(Watched(), **GOOD)
+
+
+class TestModel:
+    def test_not_a_module(self):
+        with pytest.raises(ValueError, match=r"model: got function; expected a torch.nn.Module"):
+            tcil.TCIL().fit(lambda x: x, **GOOD)
+
+    def test_labels_beyond_the_head(self):
+        with pytest.raises(ValueError, match=r"memory labels: got the label 4.*0 to 3.*classes="):
+            tcil.TCIL().fit(Watched(), (X, torch.arange(40) % 8), (XV, YV + 4), [6, 7])
+
+    def test_more_classes_than_columns(self):
+        with pytest.raises(ValueError, match=r"classes: got 5 labels; expected at most 4"):
+            tcil.TCIL().fit(Watched(), (X, torch.arange(40) % 5), (XV, YV), [2, 3], classes=[0, 1, 2, 3, 4])
+
+    def test_probabilities_for_logits(self):
+        model = nn.Sequential(nn.Linear(6, 4), nn.Softmax(dim=1))
+        with pytest.raises(ValueError, match=r"model: got outputs that are non-negative and sum to 1; expected logits"):
+            tcil.TCIL().fit(model, **GOOD)
+
+    @pytest.mark.parametrize(
+        ("output", "message"),
+        [
+            (lambda z: {"scores": z}, r"model: got a dict output with the keys \['scores'\]"),
+            (lambda z: (z, z), r"model: got an output of type tuple.*small nn.Module"),
+            (lambda z: z[:, :, None], r"model: got an output of shape"),
+            (lambda z: z[:5], r"model: got 5 rows of logits for"),
+            (lambda z: z / 0, r"model: got NaN or infinity among its logits"),
+        ],
+    )
+    def test_odd_outputs(self, output, message):
+        class Odd(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.fc = nn.Linear(6, 8), nn.Linear(8, 4)
+
+            def forward(self, x):
+                return output(self.fc(torch.relu(self.body(x))))
+
+        with pytest.raises(ValueError, match=message):
+            tcil.TCIL().fit(Odd(), **GOOD)
+
+    def test_detached_logits(self, task):
+        """Seen at the first gradient, since nothing before needs one."""
+
+        class Detached(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.network = task.model
+
+            def forward(self, x):
+                return self.network(x).detach()
+
+        with pytest.raises(ValueError, match=r"model: got logits without a graph back to the inputs"):
+            tcil.TCIL().fit(Detached(), task.memory, task.valid, task.new_classes)
+
+    def test_only_old_rows_in_valid(self):
+        with pytest.raises(ValueError, match=r"valid: got 20 rows, none of a new class"):
+            tcil.TCIL().fit(Watched(), (X, Y), (XV, YV - 2), [2, 3])
+
+    def test_unknown_label_in_valid(self):
+        with pytest.raises(ValueError, match=r"valid labels: got the label 4"):
+            tcil.TCIL().fit(Watched(), (X, Y), (XV, YV + 2), [2, 3])
+
+    def test_a_single_class(self):
+        with pytest.raises(ValueError, match=r"memory: got exemplars of a single class"):
+            tcil.TCIL().fit(Watched(), (X, 0 * Y), (XV, 0 * YV), [0])
+
+
+class TestLogits:
+    """The logits-only calibrators and fit_temperature share their checks."""
+
+    fits = (
+        tcil.fit_temperature,
+        tcil.TemperatureScaling().fit,
+        tcil.EnsembleTemperatureScaling().fit,
+        tcil.MulticlassIsotonic().fit,
+        tcil.FirstTaskTemperatureScaling().fit,
+        lambda z, y: tcil.GroupTemperatureScaling().fit(z, y, new_classes=[0]),
+    )
+    z = 3 * torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(10) % 3
+
+    @pytest.mark.parametrize("fit", fits)
+    @pytest.mark.parametrize(
+        ("logits", "labels", "message"),
+        [
+            (torch.softmax(z, 1), y, r"logits: got rows that are non-negative and sum to 1; expected logits"),
+            (torch.softmax(z, 1).half(), y, r"logits: got rows that are non-negative and sum to 1; expected logits"),
+            (nan_in(z), y, r"logits: got NaN or infinity in 1 of 10 rows"),
+            (z[:0], y[:0], r"logits: got shape \(0, 3\)"),
+            (z[0], y, r"logits: got shape \(3,\)"),
+            (z[:, :1], 0 * y, r"logits: got 1 column; expected at least two classes"),
+            (z, y[:5], r"labels: got 5 labels; expected 10"),
+            (z, y + 1, r"labels: got the label 3; expected labels from 0 to 2"),
+            (z, y - 1, r"labels: got the label -1"),
+            (z, y.double(), r"labels: got dtype torch.float64"),
+            (z, torch.stack([y, y], 1), r"labels: got shape \(10, 2\)"),
+            (np.array([["a", "b"]]), y[:1], r"logits: got ndarray of dtype <U1"),
+            ([[1.0, 2.0], [1.0]], y[:2], r"logits: got list"),
+        ],
+    )
+    def test_refused(self, fit, logits, labels, message):
+        with pytest.raises(ValueError, match=message):
+            fit(logits, labels)
+
+    def test_classes(self):
+        with pytest.raises(ValueError, match=r"classes: got 2 labels; expected 3, one for each logit column"):
+            tcil.TemperatureScaling().fit(self.z, self.y, classes=[0, 1])
+        with pytest.raises(ValueError, match=r"labels: got the label 2; expected labels in classes=\[0, 1, 5\]"):
+            tcil.TemperatureScaling().fit(self.z, self.y, classes=[0, 1, 5])
+        with pytest.raises(ValueError, match=r"new_classes: got the labels \[8\]"):
+            tcil.GroupTemperatureScaling().fit(self.z, self.y, new_classes=[8])
+
+    def test_transform(self):
+        scaling = tcil.TemperatureScaling().fit(self.z, self.y)
+        with pytest.raises(ValueError, match=r"logits: got 4 columns; expected 3"):
+            scaling.transform(torch.randn(2, 4))
+        with pytest.raises(ValueError, match=r"expected logits, not probabilities"):
+            scaling.transform(scaling.predict_proba(self.z))
+        with pytest.raises(ValueError, match=r"NaN or infinity"):
+            scaling.transform(nan_in(self.z))
+
+    def test_first_task_needs_something(self):
+        with pytest.raises(ValueError, match=r"logits, labels: got none; expected the first task's validation set"):
+            tcil.FirstTaskTemperatureScaling().fit()
+        with pytest.raises(ValueError, match=r"classes: got None; expected the classes seen so far"):
+            tcil.FirstTaskTemperatureScaling().fit(history={"temperature": 2.0, "verdict": "ok"})
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (
+                lambda: tcil.TCIL(policy="nearest"),
+                r"policy: got 'nearest'; expected one of 'paper', 'random', 'closest'",
+            ),
+            (lambda: tcil.TCIL(policy="closes"), r"Did you mean 'closest'\?"),
+            (lambda: tcil.TCIL(solver="newton"), r"solver: got 'newton'; expected one of 'exact', 'sgd'"),
+            (lambda: tcil.TCIL(tolerance=0), r"tolerance: got 0; expected a positive number"),
+            (lambda: tcil.TCIL(tolerance=2), r"tolerance: got 2; expected less than 1"),
+            (lambda: tcil.TCIL(batch_size=1.5), r"batch_size: got 1.5; expected a positive whole number"),
+            (lambda: tcil.TemperatureScaling(solver=3), r"solver: got 3"),
+            (lambda: tcil.PerturbedTemperatureScaling(n_levels=1), r"n_levels: got 1; expected at least 2"),
+            (lambda: tcil.PerturbedTemperatureScaling(search="simplex"), r"search: got 'simplex'"),
+            (lambda: tcil.metrics.expected_calibration_error([[0.5, 0.5]], [0], n_bins=0), r"n_bins: got 0"),
+            (lambda: tcil.metrics.risk_at_coverage([[0.5, 0.5]], [0], coverage=0), r"coverage: got 0"),
+        ],
+    )
+    def test_refused_at_construction(self, make, message):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+    def test_unknown_device(self):
+        with pytest.raises(RuntimeError, match=re.compile("warp", re.IGNORECASE)):
+            tcil.TCIL(device="warp").fit(Watched(), **GOOD)
+
+
+def test_perturb_ts_checks_its_validation_set():
+    with pytest.raises(ValueError, match=r"valid: got NoneType"):
+        tcil.PerturbedTemperatureScaling().fit(Watched(), valid=None)
+    with pytest.raises(ValueError, match=r"valid labels: got the label 8"):
+        tcil.PerturbedTemperatureScaling().fit(Watched(), valid=(XV, YV + 6))
+    with pytest.raises(ValueError, match=r"classes: got 6 labels; expected 2 to 4"):
+        tcil.PerturbedTemperatureScaling().fit(Watched(), valid=(XV, YV), classes=range(6))

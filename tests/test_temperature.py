@@ -1,0 +1,214 @@
+"""TempOpt: exact, invariant, honest about degenerate sets."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import tcil
+from tcil.calibration import temperature as module
+
+SIZES = st.tuples(st.integers(2, 40), st.integers(2, 8))
+
+
+@st.composite
+def labelled_logits(draw):
+    """Logits on a grid of 1/64: exact under the shifts and scales of the properties below."""
+    n, k = draw(SIZES)
+    ints = draw(hnp.arrays(np.int64, (n, k), elements=st.integers(-640, 640)))
+    labels = draw(hnp.arrays(np.int64, (n,), elements=st.integers(0, k - 1)))
+    logits = ints / 64.0
+    assume(not (np.all(logits >= 0) and np.all(np.abs(logits.sum(1) - 1) < 1e-2)))
+    return logits, labels
+
+
+def mean_nll(logits, labels, temperature):
+    z = logits / temperature
+    z = z - z.max(1, keepdims=True)
+    return float(np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(z)), labels]))
+
+
+@given(labelled_logits())
+@settings(max_examples=200, deadline=None)
+def test_optimal_against_a_dense_grid(case):
+    logits, labels = case
+    fit = tcil.fit_temperature(logits, labels)
+    assert fit.nll_after <= fit.nll_before + 1e-12
+    if fit.verdict == "ok":
+        assert abs(fit.gradient) <= 1e-10
+        grid = fit.temperature * np.geomspace(1e-3, 1e3, 400)
+        assert fit.nll_after <= min(mean_nll(logits, labels, t) for t in grid) + 1e-12
+    else:
+        assert fit.temperature == 1.0
+
+
+@given(labelled_logits(), st.sampled_from([0.25, 0.5, 2.0, 8.0]))
+@settings(max_examples=100, deadline=None)
+def test_scales_with_the_logits(case, factor):
+    logits, labels = case
+    assume(not (np.all(logits * factor >= 0) and np.all(np.abs((logits * factor).sum(1) - 1) < 1e-2)))
+    one, other = tcil.fit_temperature(logits, labels), tcil.fit_temperature(logits * factor, labels)
+    assert one.verdict == other.verdict
+    if one.verdict == "ok":
+        assert other.temperature == pytest.approx(factor * one.temperature, rel=1e-9)
+
+
+@given(labelled_logits(), st.integers(-1000, 1000), st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_row_offsets_and_order_do_not_matter(case, offset, random):
+    logits, labels = case
+    rows = list(range(len(labels)))
+    columns = list(range(logits.shape[1]))
+    random.shuffle(rows)
+    random.shuffle(columns)
+    place = np.argsort(columns)
+    moved = (logits + offset * np.arange(len(labels))[:, None])[rows][:, columns]
+    assume(not (np.all(moved >= 0) and np.all(np.abs(moved.sum(1) - 1) < 1e-2)))
+    one, other = tcil.fit_temperature(logits, labels), tcil.fit_temperature(moved, place[labels][rows])
+    assert one.verdict == other.verdict
+    if one.verdict == "ok":
+        assert other.temperature == pytest.approx(one.temperature, rel=1e-8)
+
+
+@given(labelled_logits())
+@settings(max_examples=100, deadline=None)
+def test_argmax_stays(case):
+    logits, labels = case
+    logits = logits.astype(np.float32)
+    best = logits.max(1)
+    for calibrator in (tcil.TemperatureScaling(), tcil.EnsembleTemperatureScaling(), tcil.MulticlassIsotonic()):
+        fitted = calibrator.fit(logits, labels)
+        if fitted.result_ is not None and getattr(fitted.result_, "verdict", None) == "uniform":
+            continue
+        chosen = fitted.transform(logits).argmax(1)
+        np.testing.assert_array_equal(logits[np.arange(len(logits)), chosen], best)
+
+
+def test_isotonic_needs_its_float64():
+    """In float32 the tie-break is lost; in float64 no prediction changes (4,000 rows)."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(4000, 10, generator=generator)
+    labels = torch.where(torch.rand(4000, generator=generator) < 0.5, logits.argmax(1), torch.arange(4000) % 10)
+    isotonic = tcil.MulticlassIsotonic().fit(logits, labels)
+    log_probs = isotonic.transform(logits)
+    assert log_probs.dtype == torch.float64
+    assert int((log_probs.argmax(1) != logits.argmax(1)).sum()) == 0
+    assert int((log_probs.float().argmax(1) != logits.argmax(1)).sum()) > 0
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_extreme_temperatures_are_not_clamped(scale):
+    generator = torch.Generator().manual_seed(1)
+    logits = scale * torch.randn(500, 7, generator=generator).double()
+    labels = torch.where(torch.rand(500, generator=generator) < 0.3, logits.argmax(1), torch.arange(500) % 7)
+    fit = tcil.fit_temperature(logits, labels)
+    base = tcil.fit_temperature(logits / scale, labels)
+    assert fit.temperature == pytest.approx(scale * base.temperature, rel=1e-9)
+
+
+def test_nearly_all_correct_gives_a_small_temperature():
+    logits = torch.eye(3).double()[torch.arange(300) % 3] * 10
+    labels = torch.arange(300) % 3
+    labels[0] = 1
+    fit = tcil.fit_temperature(logits, labels)
+    # 299 of 300 right with a margin of 10: softmax mass on the others is 1/300.
+    assert fit.temperature == pytest.approx(10 / math.log(2 * 299 / 1), rel=1e-9)
+
+
+def test_chunks_give_the_same(monkeypatch):
+    generator = torch.Generator().manual_seed(2)
+    logits, labels = torch.randn(1000, 10, generator=generator), torch.arange(1000) % 10
+    whole = tcil.fit_temperature(logits + 0.5 * torch.eye(10)[labels], labels)
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 370)
+    assert tcil.fit_temperature(logits + 0.5 * torch.eye(10)[labels], labels).temperature == pytest.approx(
+        whole.temperature, rel=1e-12
+    )
+
+
+def test_agrees_with_scikit_learn():
+    from sklearn.calibration import CalibratedClassifierCV
+    from sklearn.datasets import load_digits
+    from sklearn.frozen import FrozenEstimator
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = load_digits(return_X_y=True)
+    model = LogisticRegression(C=10, max_iter=200).fit(x[:300], y[:300])
+    theirs = CalibratedClassifierCV(FrozenEstimator(model), method="temperature").fit(x[300:], y[300:])
+    ours = tcil.TemperatureScaling().fit(model.decision_function(x[300:]), y[300:])
+    np.testing.assert_allclose(
+        ours.predict_proba(model.decision_function(x[:300])), theirs.predict_proba(x[:300]), atol=1e-5
+    )
+
+
+def test_sgd_under_converges_and_diverges_as_stated():
+    generator = torch.Generator().manual_seed(3)
+    logits = 8 * torch.randn(100, 10, generator=generator)
+    labels = torch.where(torch.rand(100, generator=generator) < 0.6, logits.argmax(1), torch.arange(100) % 10)
+    exact, sgd = (tcil.fit_temperature(logits, labels, solver=s).temperature for s in ("exact", "sgd"))
+    assert sgd < 0.95 * exact
+    # All correct: the optimum is T = 0, and the authors' schedule steps right over it.
+    over = tcil.fit_temperature(0.3 * torch.eye(4)[torch.arange(200) % 4], torch.arange(200) % 4, solver="sgd")
+    assert (over.verdict, over.temperature, over.limit) == ("diverged", 1.0, 0.0)
+
+
+def test_sgd_depends_on_its_seed_only():
+    generator = torch.Generator().manual_seed(4)
+    logits = 3 * torch.randn(400, 5, generator=generator)
+    labels = torch.where(torch.rand(400, generator=generator) < 0.6, logits.argmax(1), torch.arange(400) % 5)
+    fits = [tcil.fit_temperature(logits, labels, solver="sgd", seed=seed).temperature for seed in (0, 0, 1)]
+    assert fits[0] == fits[1] != fits[2]
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.asarray, list])
+def test_kind_in_kind_out(kind):
+    logits, labels = [[2.0, 0.5], [0.1, 1.0], [0.7, 0.2]], [0, 1, 1]
+    scaling = tcil.TemperatureScaling().fit(kind(logits), kind(labels))
+    out = scaling.transform(kind(logits))
+    assert isinstance(out, torch.Tensor if kind is torch.tensor else np.ndarray)
+    np.testing.assert_allclose(np.exp(np.asarray(out)), np.asarray(scaling.predict_proba(kind(logits))))
+
+
+def test_bfloat16_logits_are_widened():
+    logits = torch.tensor([[2.0, 0.5], [0.1, 1.0], [0.7, 0.2]], dtype=torch.bfloat16)
+    scaling = tcil.TemperatureScaling().fit(logits, torch.tensor([0, 1, 1]))
+    assert scaling.transform(logits).dtype == torch.float64
+    assert scaling.temperature_ == tcil.fit_temperature(logits.double(), torch.tensor([0, 1, 1])).temperature
+
+
+def test_classes_name_the_columns():
+    logits = torch.tensor([[2.0, 0.5, 0.1], [0.1, 1.0, 0.3], [0.7, 0.2, 0.1], [0.2, 0.1, 3.0]])
+    plain = tcil.fit_temperature(logits, torch.tensor([0, 1, 1, 2]))
+    named = tcil.fit_temperature(logits, torch.tensor([70, 3, 3, 9]), classes=[70, 3, 9])
+    assert named == plain
+
+
+def test_groups_get_their_own_temperature():
+    generator = torch.Generator().manual_seed(5)
+    logits = 4 * torch.randn(600, 4, generator=generator)
+    predicted = logits.argmax(1)
+    chance = torch.rand(600, generator=generator)
+    labels = torch.where(chance < torch.where(predicted >= 2, 0.9, 0.4), predicted, (predicted + 1) % 4)
+    scaling = tcil.GroupTemperatureScaling().fit(logits, labels, new_classes=[2, 3])
+    for group, rows in (("old", predicted < 2), ("new", predicted >= 2)):
+        alone = tcil.fit_temperature(logits[rows], labels[rows]).temperature
+        assert scaling.temperatures_[group] == pytest.approx(alone)
+        want = torch.log_softmax(logits[rows].double() / alone, dim=1)
+        assert torch.allclose(scaling.transform(logits)[rows], want)
+    assert scaling.temperatures_["old"] > scaling.temperatures_["new"]
+
+
+def test_history_goes_from_task_to_task():
+    first = tcil.FirstTaskTemperatureScaling().fit([[2.0, 0.5], [0.1, 1.0], [0.7, 0.2]], [0, 1, 1])
+    second = tcil.FirstTaskTemperatureScaling().fit(classes=range(4), history=first.history_)
+    third = tcil.FirstTaskTemperatureScaling().fit([[0.0] * 5 + [2.0]], [5], history=second.history_)
+    assert first.temperature_ == second.temperature_ == third.temperature_
+    assert third.classes_ == tuple(range(6))
+    assert second.history_ == first.history_
+    with pytest.raises(ValueError, match=r"history: got .*; expected history_ of an earlier"):
+        tcil.FirstTaskTemperatureScaling().fit(classes=range(4), history={"T": 3})
