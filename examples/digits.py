@@ -22,7 +22,10 @@ from torch import Tensor, nn
 import tcil
 
 TASKS = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
-MEMORY = 30  # exemplars in all, few enough that old classes are forgotten, as in the paper's experiments
+MEMORY = 100  # exemplars in all: what is left for each class shrinks as classes come in
+# Clean digits are too easy: a network knows them all, and nothing is left to calibrate. With this much noise it is
+# where the paper's networks are: right on nearly all exemplars, over-confident on the test set.
+NOISE = 1.2
 VALID_PER_CLASS = 20
 
 Examples = tuple[Tensor, Tensor]
@@ -49,12 +52,13 @@ class Task:
 
 
 def load_digits(generator: torch.Generator) -> Split:
-    """Half of the 1,797 8x8 digits to learn from, half to test on, normalised."""
+    """Half of the 1,797 8x8 digits to learn from, half to test on; normalised, with noise."""
     from sklearn.datasets import load_digits as load
 
     digits = load()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None]
     images = (images - images.mean()) / images.std()
+    images = images + NOISE * torch.randn(images.shape, generator=generator)
     labels = torch.tensor(digits.target, dtype=torch.long)
     order = torch.randperm(len(labels), generator=generator)
     test, train = order[: len(order) // 2], order[len(order) // 2 :]
@@ -151,7 +155,7 @@ def evaluate(
 def table(scores: Scores) -> Table:
     """Means over tasks, in percent."""
     columns = ["Acc", "ECE", "AECE", "ECE old", "ECE new", "floor"]
-    result = Table(title="Digits, 5 tasks of 2 classes, mean over tasks, %")
+    result = Table(title="Noisy digits, 5 tasks of 2 classes: mean over tasks, %")
     result.add_column("method")
     for name in columns:
         result.add_column(name, justify="right")
@@ -187,15 +191,22 @@ def main() -> None:
             evaluate(task, fitted, logits, labels, scores)
             result = fitted["T-CIL"].result_
             console.print(
-                f"task {index}: {task.seen} classes, {len(task.memory[1])} exemplars; T-CIL: target T "
-                f"{result.target_temperature:.2f}, magnitude {result.magnitude:.3f}, T {result.temperature:.2f} "
-                f"({', '.join(result.verdicts)})",
+                f"task {index}: {task.seen} classes, {len(task.memory[1])} exemplars. T-CIL: T of the new task "
+                f"{result.target_temperature:.2f}, met by pushing exemplars {result.magnitude:.3f} far; of all classes "
+                f"{result.temperature:.2f}",
                 highlight=False,
+                soft_wrap=True,
             )
+            for verdict in result.verdicts:
+                if verdict != "ok":
+                    console.print(f"        {verdict}: {verdict.meaning}", highlight=False, soft_wrap=True)
             bar.advance(progress)
     console.print(table(scores))
     console.print(
-        "ECE old/new: by predicted group. floor: the ECE that a perfectly calibrated model would score by chance.\n"
+        "ECE old/new: of images predicted as old or new classes; one temperature cannot repair both.\n"
+        "floor: the ECE that a perfectly calibrated model would score by chance.\n"
+        "Optimal TS sees the test set; it minimises the likelihood loss, so its ECE is no lower bound.\n"
+        "n/a: PerturbTS found no noise that lowers the accuracy as it needs.\n"
         f"{time.perf_counter() - started:.0f} s in all.",
         highlight=False,
     )

@@ -67,6 +67,9 @@ BEFORE_ANY_WORK = [
     ("empty loader", {"memory": []}, r"memory: got no examples"),
     ("bad unpack", {"memory": [(X, Y)], "unpack": lambda b: b[0]}, r"unpack: got a function returning Tensor"),
     ("NaN in a loader", {"memory": DataLoader(TensorDataset(nan_in(X), Y), batch_size=8)}, r"infinity in 1 of 8"),
+    ("dropped rows", {"memory": DataLoader(TensorDataset(X, Y), batch_size=9, drop_last=True)}, r"drops its last 4"),
+    ("columns and classes", {"classes": [0, 1, 2, 3], "columns": [5, 6]}, r"columns: got 2 columns.*expected 4"),
+    ("negative columns", {"columns": [-1, 0, 1, 2]}, r"columns: got 4 columns, \[-1, 0, 1, 2\]; expected column num"),
     ("unknown feature layer", {"features": "head"}, r"features: got 'head'; expected the name of a module"),
 ]  # fmt: skip
 
@@ -100,7 +103,9 @@ class TestModel:
             tcil.TCIL().fit(Watched(), (X, torch.arange(40) % 8), (XV, YV + 4), [6, 7])
 
     def test_more_classes_than_columns(self):
-        with pytest.raises(ValueError, match=r"classes: got 5 labels; expected at most 4"):
+        with pytest.raises(
+            ValueError, match=r"(memory labels: got the label 4|classes: got 5 labels; expected at most 4)"
+        ):
             tcil.TCIL().fit(Watched(), (X, torch.arange(40) % 5), (XV, YV), [2, 3], classes=[0, 1, 2, 3, 4])
 
     def test_probabilities_for_logits(self):
@@ -111,6 +116,10 @@ class TestModel:
     @pytest.mark.parametrize(
         ("output", "message"),
         [
+            (
+                lambda z: torch.softmax(z, dim=1),
+                r"model: got outputs that are non-negative and sum to 1; expected logits",
+            ),
             (lambda z: {"scores": z}, r"model: got a dict output with the keys \['scores'\]"),
             (lambda z: (z, z), r"model: got an output of type tuple.*small nn.Module"),
             (lambda z: z[:, :, None], r"model: got an output of shape"),
@@ -185,7 +194,8 @@ class TestLogits:
             (z, y + 1, r"labels: got the label 3; expected labels from 0 to 2"),
             (z, y - 1, r"labels: got the label -1"),
             (z, y.double(), r"labels: got dtype torch.float64"),
-            (z, torch.stack([y, y], 1), r"labels: got shape \(10, 2\)"),
+            (z, torch.stack([y, y], 1), r"labels: got shape \(10, 2\).*argmax\(1\)"),
+            (z, y[:, None], r"labels: got shape \(10, 1\).*squeeze\(1\)"),
             (np.array([["a", "b"]]), y[:1], r"logits: got ndarray of dtype <U1"),
             ([[1.0, 2.0], [1.0]], y[:2], r"logits: got list"),
         ],
@@ -202,6 +212,7 @@ class TestLogits:
         with pytest.raises(ValueError, match=r"new_classes: got the labels \[8\]"):
             tcil.GroupTemperatureScaling().fit(self.z, self.y, new_classes=[8])
 
+    @pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
     def test_transform(self):
         scaling = tcil.TemperatureScaling().fit(self.z, self.y)
         with pytest.raises(ValueError, match=r"logits: got 4 columns; expected 3"):

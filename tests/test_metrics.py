@@ -115,6 +115,13 @@ class TestEveryMetric:
         for group, part in value.by_group.items():
             assert part == pytest.approx(metric(PROBS[groups == group], LABELS[groups == group]))
 
+    def test_classes_name_the_columns(self, metric):
+        names = [30, 4, 17, 2, 99, 5, 61]
+        labels = np.asarray(names)[LABELS]
+        assert metric(PROBS, labels, classes=names) == metric(PROBS, LABELS)
+        with pytest.raises(ValueError, match="classes: got 6 labels; expected 7"):
+            metric(PROBS, labels, classes=names[:-1])
+
     def test_weights(self, metric):
         assert metric(PROBS, LABELS, sample_weight=np.full(N, 3.0)) == pytest.approx(metric(PROBS, LABELS))
         kept = RNG.random(N) < 0.5

@@ -268,6 +268,45 @@ class TestLabels:
         assert named.classes_ == tuple(names)
         assert plain.classes_ == tuple(range(6))
 
+    def test_fixed_head_with_a_column_for_every_label(self, task):
+        """Classes seen are 7, 2, 9, 0, 4 and 5 of a ten-way head: `columns` says where they are."""
+        seen = [7, 2, 9, 0, 4, 5]
+        model = tcil.networks.small_cnn(n_classes=10)
+        weights = {k: v.clone() for k, v in task.model.state_dict().items()}
+        rest = [c for c in range(10) if c not in seen]
+        for key in ("fc.weight", "fc.bias"):
+            weights[key][seen] = task.model.state_dict()[key][:6]
+            weights[key][rest] = 0.0
+        model.load_state_dict(weights)
+        rename = torch.tensor(seen)
+        memory, valid = ((x, rename[y]) for x, y in (task.memory, task.valid))
+        new = [seen[c] for c in task.new_classes]
+        calibrator = tcil.TCIL().fit(model.eval(), memory, valid, new, columns=seen)
+        plain = fit(task)
+        assert calibrator.classes_ == tuple(seen)
+        assert calibrator.temperature_ == pytest.approx(plain.temperature_, rel=1e-5)
+        wrapped = calibrator.wrap(model)(task.test[0][:9])
+        assert torch.allclose(wrapped, plain.wrap(task.model)(task.test[0][:9]), atol=1e-4)
+        logits, labels = tcil.predict_logits(model, valid, columns=seen)
+        assert torch.allclose(logits, tcil.predict_logits(task.model, task.valid, classes=range(6))[0], atol=1e-4)
+        accuracy = tcil.metrics.accuracy(calibrator.predict_proba(logits), labels, classes=calibrator.classes_)
+        assert accuracy == tcil.metrics.accuracy(plain.predict_proba(logits), task.valid[1])
+        with pytest.raises(ValueError, match=r"columns: got column 12; expected at most 10"):
+            tcil.predict_logits(model, valid, columns=[*seen[:-1], 12], classes=seen)
+
+    @pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
+    def test_wrong_columns_are_noticed(self, task):
+        shuffled = (task.memory[1] + 3) % 6
+        with pytest.warns(tcil.CalibrationWarning, match="no better than by chance: do classes= and columns= fit"):
+            result = fit(task, memory=(task.memory[0], shuffled)).result_
+        assert "exemplars_at_chance" in result.verdicts
+
+    def test_new_class_without_validation_rows(self, task):
+        rows = task.valid[1] == 4
+        with pytest.warns(tcil.CalibrationWarning, match="some new class has no validation row"):
+            result = fit(task, valid=(task.valid[0][rows], task.valid[1][rows])).result_
+        assert "classes_not_in_valid" in result.verdicts
+
     def test_wider_head_is_sliced_and_other_widths_refused(self, task):
         calibrator = fit(task)
         assert task.model.fc.out_features == 10

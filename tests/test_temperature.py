@@ -76,6 +76,7 @@ def test_row_offsets_and_order_do_not_matter(case, offset, random):
         assert other.temperature == pytest.approx(one.temperature, rel=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
 @given(labelled_logits())
 @settings(max_examples=100, deadline=None)
 def test_argmax_stays(case):
@@ -186,6 +187,14 @@ def test_classes_name_the_columns():
     plain = tcil.fit_temperature(logits, torch.tensor([0, 1, 1, 2]))
     named = tcil.fit_temperature(logits, torch.tensor([70, 3, 3, 9]), classes=[70, 3, 9])
     assert named == plain
+
+
+def test_degenerate_logits_are_said_aloud():
+    with pytest.warns(
+        tcil.CalibrationWarning, match=r"TemperatureScaling: every sample is classified correctly.*2 samples"
+    ):
+        scaling = tcil.TemperatureScaling().fit([[2.0, 0.0], [0.0, 3.0]], [0, 1])
+    assert scaling.temperature_ == 1.0
 
 
 def test_groups_get_their_own_temperature():

@@ -76,7 +76,7 @@ class TestEveryCalibrator:
         task, calibrators = fitted
         calibrated = calibrators[name].wrap(task.model, wider_head=True).eval()
         batch = torch.export.Dim("batch", min=2, max=4096)
-        program = torch.export.export(calibrated, (task.test[0][:8],), dynamic_shapes={"args": ({0: batch},)})
+        program = torch.export.export(calibrated, (task.test[0][:8],), dynamic_shapes=({0: batch},))
         with torch.no_grad():
             assert torch.allclose(program.module()(task.test[0]), calibrated(task.test[0]), atol=1e-6)
 
@@ -103,6 +103,11 @@ class TestEveryCalibrator:
         from_numpy = calibrators[name].predict_proba(logits)
         assert isinstance(from_numpy, np.ndarray)
         np.testing.assert_array_equal(from_numpy, calibrators[name].predict_proba(torch.from_numpy(logits)).numpy())
+
+
+def test_load_finds_the_class_by_itself(fitted, tmp_path):
+    path = fitted[1]["EnsembleTemperatureScaling"].save(tmp_path / "c.json")
+    assert isinstance(tcil.load(path), tcil.EnsembleTemperatureScaling)
 
 
 class TestWeights:

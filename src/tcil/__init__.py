@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         PerturbedTemperatureScaling,
         TCILResult,
         TemperatureScaling,
+        load,
     )
     from tcil.calibration.errors import (
         CalibrationWarning,
@@ -45,38 +46,15 @@ if TYPE_CHECKING:
     from tcil.calibration.prediction import predict_logits
     from tcil.calibration.temperature import Solver, TemperatureFit, fit_temperature
 
-_HOMES = {
-    "tcil.calibration.calibrators": (
-        "TCIL",
-        "CalibratedModel",
-        "CalibrationMap",
-        "Calibrator",
-        "EnsembleFit",
-        "EnsembleTemperatureScaling",
-        "FirstTaskTemperatureScaling",
-        "GroupTemperatureFit",
-        "GroupTemperatureScaling",
-        "IsotonicFit",
-        "MulticlassIsotonic",
-        "NoiseLevel",
-        "NoiseSearch",
-        "PerturbedFit",
-        "PerturbedTemperatureScaling",
-        "TCILResult",
-        "TemperatureScaling",
-    ),
-    "tcil.calibration.errors": (
-        "CalibrationWarning",
-        "NotFittedError",
-        "NotReachableError",
-        "WeightsMismatchError",
-    ),
-    "tcil.calibration.options": ("Verdict",),
-    "tcil.calibration.perturbation": ("DirectionPolicy", "SearchStep"),
-    "tcil.calibration.prediction": ("predict_logits",),
-    "tcil.calibration.temperature": ("Solver", "TemperatureFit", "fit_temperature"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+# Where public names are looked for when they are first used.
+_HOMES = (
+    "tcil.calibration.calibrators",
+    "tcil.calibration.errors",
+    "tcil.calibration.options",
+    "tcil.calibration.perturbation",
+    "tcil.calibration.prediction",
+    "tcil.calibration.temperature",
+)
 _MODULES = ("metrics", "networks")
 
 __all__ = [
@@ -108,6 +86,7 @@ __all__ = [
     "WeightsMismatchError",
     "__version__",
     "fit_temperature",
+    "load",
     "metrics",
     "networks",
     "predict_logits",
@@ -117,11 +96,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"tcil.{name}")
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'tcil' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
+    if name in __all__:
+        for home in map(importlib.import_module, _HOMES):
+            if name in vars(home):
+                return globals().setdefault(name, vars(home)[name])
+    raise AttributeError(f"module 'tcil' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 
 Nothing here knows of datasets, learners, settings files or run folders. Inside the layer, the reading order is
 
-    examples, classifier   what the user hands over: labelled images, a trained network
+    examples, classifier   what the user hands over: labelled images, a trained network (features: what its head reads)
     temperature            TempOpt, the exact temperature of a set of logits
     perturbation           where exemplars are pushed, and how far
     calibrators/           T-CIL and the baselines, built from the three above

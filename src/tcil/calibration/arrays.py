@@ -89,11 +89,14 @@ def as_labels(value: object, argument: str = "labels", length: int | None = None
     """Integer labels (N,), on the CPU."""
     labels = as_tensor(value, argument)
     if labels.ndim != 1:
+        column = labels.ndim == 2 and labels.shape[1] == 1
         raise invalid(
             argument,
             f"shape {tuple(labels.shape)}",
             "one class label per sample, shape (N,)",
-            "Multi-label targets are not supported; for one-hot rows pass labels.argmax(1).",
+            "Pass labels.squeeze(1)."
+            if column
+            else "Multi-label targets are not supported; for one-hot rows pass labels.argmax(1).",
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise invalid(argument, f"dtype {labels.dtype}", "integer class labels", "Convert them with labels.long().")
@@ -142,6 +145,29 @@ def label_columns(labels: Tensor, classes: Sequence[int] | None, argument: str, 
     if bool(unknown.any()):
         raise invalid(argument, f"the label {labels[unknown][0].item()}", f"labels in classes={_short(classes)}", "")
     return order[place]
+
+
+def as_columns(value: Iterable[Any] | None, n_classes: int | None) -> tuple[int, ...] | None:
+    """Which logit columns belong to the classes, in order; None for the first ones."""
+    if value is None:
+        return None
+    columns = as_classes(value, "columns")
+    if min(columns) < 0 or (n_classes is not None and len(columns) != n_classes):
+        expected = "column numbers of 0 or more" if min(columns) < 0 else f"{n_classes}, one for each class in classes"
+        raise invalid("columns", f"{len(columns)} columns, {_short(columns)}", expected)
+    return columns
+
+
+def pick_columns(logits: Tensor, n_classes: int, columns: Sequence[int] | None, argument: str = "classes") -> Tensor:
+    """The logits of the classes, out of a head that may be wider."""
+    needed = n_classes if columns is None else max(columns) + 1
+    if needed > logits.shape[1]:
+        what = "columns" if columns is not None else argument
+        given = f"column {max(columns)}" if columns is not None else f"{n_classes} labels"
+        raise invalid(what, given, f"at most {logits.shape[1]} logit columns, as the model has")
+    if columns is None:
+        return logits[:, :n_classes]
+    return logits.index_select(1, torch.tensor(columns, device=logits.device))
 
 
 def as_probabilities(value: object, argument: str = "probs") -> Floats:

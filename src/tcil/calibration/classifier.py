@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeAlias, cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import at_least_float32, looks_like_probabilities
+from tcil.calibration.arrays import at_least_float32
 from tcil.calibration.errors import invalid
-
-# Where features come from: a module's name, a function x -> features, or that function with its head.
-FeatureSpec: TypeAlias = str | Callable[[Tensor], Tensor] | tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Any]]
-
-_NAME_FEATURES = (
-    "Name the classification layer (features='fc'), the module whose output it reads (features='backbone'), or pass"
-    " features=(extract, head) with head(extract(x)) equal to the logits."
+from tcil.calibration.features import (
+    FeatureSource,
+    FeatureSpec,
+    check_kind,
+    check_rows,
+    find_source,
+    select_logits,
+    submodule,
 )
 
 
@@ -34,31 +33,6 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = cast(nn.Module, model._orig_mod)
         else:
             return model
-
-
-def select_logits(output: Any) -> Tensor:
-    """The logits in what a model returns: a tensor, a dict with "logits", or an object with `.logits`."""
-    logits = output
-    if isinstance(output, Mapping):
-        if "logits" not in output:
-            raise invalid(
-                "model",
-                f"a dict output with the keys {sorted(map(str, output))}",
-                "one with the key 'logits'",
-            )
-        logits = output["logits"]
-    elif not isinstance(output, Tensor) and hasattr(output, "logits"):
-        logits = output.logits
-    if not isinstance(logits, Tensor):
-        raise invalid(
-            "model",
-            f"an output of type {type(output).__name__}",
-            "logits as a tensor, in a dict under 'logits', or as an attribute .logits",
-            "Wrap the model in a small nn.Module that returns the logits only.",
-        )
-    if logits.ndim != 2 or not logits.is_floating_point():
-        raise invalid("model", f"an output of shape {tuple(logits.shape)}, {logits.dtype}", "logits (samples, classes)")
-    return logits
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -91,7 +65,7 @@ class Classifier:
         self.model = unwrap(model)
         self._spec = features
         if isinstance(features, str):
-            _submodule(self.model, features)
+            submodule(self.model, features)
         elif (
             features is not None
             and not callable(features)
@@ -149,7 +123,7 @@ class Classifier:
         def run(x: Tensor) -> Tensor:
             features.clear()
             if self._source is None:
-                self._source, logits, found = _find_source(self.model, self._spec, x)
+                self._source, logits, found = find_source(self.model, self._spec, x)
             else:
                 logits, found = self._source.run(self.model, x)
             features.append(found)
@@ -159,11 +133,11 @@ class Classifier:
         return logits, at_least_float32(features[0].detach()).flatten(1)
 
     def input_gradient(
-        self, inputs: Tensor, choose: Callable[[Tensor], Tensor], n_classes: int
-    ) -> tuple[Tensor, Tensor]:
-        """The gradient of CE(x, target) with respect to x over the first K logits, and the targets.
+        self, inputs: Tensor, choose: Callable[[Tensor], Tensor], pick: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The gradient of CE(x, target) with respect to x, over the logits that `pick` takes.
 
-        `choose` picks each sample's target class from its features, so that one forward pass serves both.
+        `choose` finds each sample's target class by its features, so that one forward pass serves both.
         """
         with torch.enable_grad():
             x = self.place(inputs).detach().requires_grad_()
@@ -176,9 +150,9 @@ class Classifier:
                     "Is there a torch.no_grad() or .detach() in its forward?",
                 )
             targets = choose(features).to(logits.device)
-            loss = nn.functional.cross_entropy(logits[:, :n_classes], targets, reduction="sum")
+            loss = nn.functional.cross_entropy(pick(logits), targets, reduction="sum")
             (gradient,) = torch.autograd.grad(loss, x)
-        return gradient, targets
+        return gradient
 
     def _run(self, inputs: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
         x = inputs if inputs.dtype == self._dtype else inputs.to(self._dtype)
@@ -190,20 +164,11 @@ class Classifier:
                 raise
             self._channels_last = False
             logits = forward(x.contiguous(memory_format=torch.contiguous_format))
-        _check_logits(logits, inputs)
-        if self.width is None and looks_like_probabilities(logits.detach()):
-            raise invalid(
-                "model", "outputs that are non-negative and sum to 1", "logits", "Take the softmax off the model."
-            )
+        if self.width is None:
+            check_kind(logits)
+        check_rows(logits, inputs)
         self.width = logits.shape[1]
         return at_least_float32(logits)
-
-
-def _check_logits(logits: Tensor, inputs: Tensor) -> None:
-    if len(logits) != len(inputs):
-        raise invalid("model", f"{len(logits)} rows of logits for {len(inputs)} inputs", "one row for each input")
-    if not bool(torch.isfinite(logits).all()):
-        raise invalid("model", "NaN or infinity among its logits", "finite logits")
 
 
 @contextlib.contextmanager
@@ -221,225 +186,3 @@ def _borrowed(model: nn.Module) -> Iterator[None]:
             module.training = mode
         for parameter, flag in trainable:
             parameter.requires_grad_(flag)
-
-
-# --- features ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FeatureSource:
-    """How to get logits and features from one forward pass.
-
-    Either the input of the modules `heads` (by name; "" is the model itself), or the output of the module `body`,
-    or a function `extract` followed by `head`.
-    """
-
-    heads: tuple[str, ...] = ()
-    body: str | None = None
-    extract: Callable[..., Tensor] | None = None
-    head: Callable[[Tensor], Any] | None = None
-
-    def run(self, model: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """Logits and features of one batch."""
-        if self.extract is not None and self.head is not None:
-            features = self.extract(*inputs, **options)
-            return select_logits(self.head(features)), features
-        seen: list[Tensor] = []
-
-        def note_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            seen.append(tensors[0])
-
-        def note_output(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            seen.append(output)
-
-        if self.body is not None:
-            handle = model.get_submodule(self.body).register_forward_hook(note_output)
-        else:
-            handle = model.get_submodule(self.heads[0]).register_forward_pre_hook(note_input, with_kwargs=True)
-        try:
-            logits = select_logits(model(*inputs, **options))
-        finally:
-            handle.remove()
-        return logits, seen[-1]
-
-
-@dataclass
-class _Call:
-    """One module's call during the probing pass, where its output could be (part of) the logits."""
-
-    name: str
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Tensor
-
-    @property
-    def features(self) -> Tensor | None:
-        return next((v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor)), None)
-
-    def emits(self, logits: Tensor) -> bool:
-        """Whether the output begins with these logits and is not merely passed through."""
-        width = logits.shape[1]
-        if self.features is None or self.output.shape[1] < width or not _equal(self.output[:, :width], logits):
-            return False
-        return not (self.features.shape == self.output.shape and _equal(self.features, self.output))
-
-    def rerun(self, features: Tensor) -> Tensor:
-        args, kwargs = list(self.args), dict(self.kwargs)
-        for i, value in enumerate(args):
-            if isinstance(value, Tensor):
-                args[i] = features
-                return select_logits(self.module(*args, **kwargs))
-        key = next(k for k, value in kwargs.items() if isinstance(value, Tensor))
-        return select_logits(self.module(*args, **{**kwargs, key: features}))
-
-
-def _find_source(model: nn.Module, spec: FeatureSpec | None, x: Tensor) -> tuple[FeatureSource, Tensor, Tensor]:
-    """Run one batch, watching every module; return the source with this batch's logits and features."""
-    if isinstance(spec, tuple):
-        source = FeatureSource(extract=spec[0], head=spec[1])
-        logits = select_logits(model(x))
-        features = _extracted(spec[0], x)
-        _verify(logits, lambda: select_logits(spec[1](features)), "features", "the given head")
-        return source, logits, features
-    calls, body_outputs, logits = _watch(model, x, spec if isinstance(spec, str) else None)
-    heads = _emitters([call for call in calls if _can_be_head(call, model)], logits)
-    if isinstance(spec, str):
-        named = [call for call in calls if call.name == spec and call.emits(logits)]
-        if named:
-            heads = named[-1:]
-        elif heads and body_outputs and isinstance(body_outputs[-1], Tensor):
-            features = body_outputs[-1]
-            _verify(logits, lambda: _rerun(heads, features), f"features={spec!r}", _names(heads))
-            return FeatureSource(body=spec), logits, features
-        else:
-            raise invalid(
-                f"features={spec!r}",
-                "a module that neither emits the logits nor feeds the module that does",
-                "the classification layer, or the module whose output it reads",
-                "If forward() changes the logits after the last layer, pass features=(extract, head).",
-            )
-    elif callable(spec):
-        if not heads:
-            raise invalid(
-                "features",
-                "a function, but no module of the model emits the logits",
-                "a pair (extract, head)",
-            )
-        extract = spec
-        features = _extracted(extract, x)
-        _verify(logits, lambda: _rerun(heads, features), "features", _names(heads))
-        return FeatureSource(extract=extract, head=lambda f: _rerun(heads, f)), logits, features
-    if not heads:
-        raise invalid(
-            "features",
-            "no module of the model that emits the logits",
-            "a findable feature layer",
-            _NAME_FEATURES,
-        )
-    features = cast(Tensor, heads[0].features)
-    _verify(logits, lambda: _rerun(heads, features), "features", _names(heads))
-    return FeatureSource(heads=tuple(call.name for call in heads)), logits, features
-
-
-def _watch(model: nn.Module, x: Tensor, named: str | None) -> tuple[list[_Call], list[Any], Tensor]:
-    """All module calls, innermost first, that put out one row of scores per input; and the named module's outputs."""
-    calls: list[_Call] = []
-    outputs: list[Any] = []
-
-    def note(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if name == named:
-                outputs.append(output)
-            if isinstance(output, Mapping):
-                output = output.get("logits")
-            elif not isinstance(output, Tensor):
-                output = getattr(output, "logits", None)
-            if isinstance(output, Tensor) and output.ndim == 2 and len(output) == len(x):
-                calls.append(_Call(name, module, args, kwargs, output))
-
-        return hook
-
-    handles = [m.register_forward_hook(note(name), with_kwargs=True) for name, m in model.named_modules()]
-    try:
-        logits = select_logits(model(x))
-    finally:
-        for handle in handles:
-            handle.remove()
-    _check_logits(logits, x)
-    return calls, outputs, logits
-
-
-def _can_be_head(call: _Call, model: nn.Module) -> bool:
-    """A model is its own head only when it is a single layer; otherwise its input is the image, not features."""
-    return call.module is not model or not any(True for _ in model.children())
-
-
-def _emitters(calls: list[_Call], logits: Tensor) -> list[_Call]:
-    """The innermost call that emits the logits, or the calls whose outputs side by side are the logits."""
-    for call in calls:
-        if call.emits(logits):
-            return [call]
-    heads: list[_Call] = []
-    column = 0
-    for call in calls:
-        width = call.output.shape[1]
-        part = logits[:, column : column + width]
-        fits = part.shape == call.output.shape and call.features is not None and _equal(call.output, part)
-        if fits and (not heads or call.features is heads[0].features):
-            heads.append(call)
-            column += width
-            if column == logits.shape[1]:
-                return heads
-    return []
-
-
-def _rerun(heads: list[_Call], features: Tensor) -> Tensor:
-    return torch.cat([call.rerun(features) for call in heads], dim=1)
-
-
-def _extracted(extract: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    features = extract(x)
-    if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != len(x):
-        given = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-        raise invalid("features", f"a function returning {given}", f"features ({len(x)}, ...) for {len(x)} inputs")
-    return features
-
-
-def _verify(logits: Tensor, rerun: Callable[[], Tensor], argument: str, head: str) -> None:
-    """Re-running the head on the features must give the logits, else they are not its features."""
-    try:
-        again = rerun()
-        problem = "" if again.shape[1] >= logits.shape[1] else f"gives {again.shape[1]} of {logits.shape[1]} logits"
-        if not problem:
-            again = again[:, : logits.shape[1]].float()
-            gap = (again - logits.float()).abs().max().item()
-            scale = 1.0 + logits.float().abs().max().item()
-            fine = 2e-2 if logits.dtype in (torch.bfloat16, torch.float16) else 1e-4
-            problem = f"differs from the logits by up to {gap:.3g}" if not gap <= fine * scale else ""
-    except (RuntimeError, TypeError, ValueError) as error:
-        problem = f"fails: {str(error).splitlines()[0]}"
-    if problem:
-        raise invalid(
-            argument,
-            f"features on which re-running {head} {problem}",
-            "features that the head turns into the logits",
-            _NAME_FEATURES,
-        )
-
-
-def _names(heads: list[_Call]) -> str:
-    return "the head " + ", ".join(repr(call.name) if call.name else "(the model itself)" for call in heads)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.detach().float(), b.detach().float())
-
-
-def _submodule(model: nn.Module, name: str) -> nn.Module:
-    names = [known for known, _ in model.named_modules() if known]
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[-3:]
-        raise invalid("features", repr(name), "the name of a module of the model", f"Nearest: {', '.join(near)}.")
-    return model.get_submodule(name)

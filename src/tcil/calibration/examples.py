@@ -83,6 +83,14 @@ class ExampleStream:
             return DataLoader(data, batch_size=batch_size)
         if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
             raise self._unstable("a DataLoader with shuffle=True")
+        if isinstance(data, DataLoader) and data.drop_last and len(data.sampler) % (data.batch_size or 1):  # type: ignore[arg-type]
+            lost = len(data.sampler) % (data.batch_size or 1)  # type: ignore[arg-type]
+            raise invalid(
+                self.argument,
+                f"a DataLoader that drops its last {lost} examples",
+                "all of them",
+                "Use drop_last=False.",
+            )
         if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_pair(data[0]):
             kinds = " and ".join(type(part).__name__ for part in data)
             raise invalid(self.argument, f"a pair of {kinds}", _KINDS)

@@ -1,6 +1,7 @@
 """How honest confidences are: pure functions of probabilities and labels.
 
-Every metric takes `sample_weight` and `groups`. With `groups` (one value per sample, for instance
+Labels are columns of `probs` unless `classes` names the columns in label space. Every metric takes `sample_weight` and
+`groups`. With `groups` (one value per sample, for instance
 `predicted_groups(probs, new_classes)`), the result still is the pooled figure and carries the figure of each group in
 `by_group`: pooled calibration hides that one temperature leaves predicted-new classes over-confident and predicted-old
 classes under-confident. All figures are fractions, not percentages.
@@ -84,9 +85,14 @@ class _Sample:
         self.probs, self.labels, self.weight = probs, labels, weight
 
     @classmethod
-    def checked(cls, probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None) -> Self:
+    def checked(
+        cls, probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None, classes: Iterable[Any] | None
+    ) -> Self:
         rows = as_probabilities(probs)
-        own = label_columns(as_labels(labels, length=len(rows)), None, "labels", rows.shape[1])
+        names = None if classes is None else as_classes(classes, "classes")
+        if names is not None and len(names) != rows.shape[1]:
+            raise invalid("classes", f"{len(names)} labels", f"{rows.shape[1]}, one for each column")
+        own = label_columns(as_labels(labels, length=len(rows)), names, "labels", rows.shape[1])
         return cls(rows, own.numpy(), as_weights(sample_weight, len(rows)))
 
     def take(self, rows: npt.NDArray[np.bool_]) -> _Sample:
@@ -127,8 +133,9 @@ def _score(
     labels: ArrayLike,
     sample_weight: ArrayLike | None,
     groups: ArrayLike | None,
+    classes: Iterable[Any] | None,
 ) -> Score:
-    sample = _Sample.checked(probs, labels, sample_weight)
+    sample = _Sample.checked(probs, labels, sample_weight, classes)
     return Score(metric(sample), _by_group(metric, sample, groups))
 
 
@@ -164,6 +171,7 @@ def accuracy(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
@@ -173,13 +181,14 @@ def accuracy(
     >>> metrics.accuracy([[0.9, 0.1], [0.8, 0.2]], [0, 1])
     0.5
     """
-    return _score(lambda s: s.mean(s.correct), probs, labels, sample_weight, groups)
+    return _score(lambda s: s.mean(s.correct), probs, labels, sample_weight, groups, classes)
 
 
 def negative_log_likelihood(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
@@ -194,13 +203,14 @@ def negative_log_likelihood(
         with np.errstate(divide="ignore"):
             return s.mean(-np.log(s.own_probability))
 
-    return _score(mean_loss, probs, labels, sample_weight, groups)
+    return _score(mean_loss, probs, labels, sample_weight, groups, classes)
 
 
 def brier_score(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
@@ -210,7 +220,7 @@ def brier_score(
     >>> round(metrics.brier_score([[0.9, 0.1], [0.8, 0.2]], [0, 1]), 4)
     0.65
     """
-    return _score(_brier, probs, labels, sample_weight, groups)
+    return _score(_brier, probs, labels, sample_weight, groups, classes)
 
 
 @dataclass(frozen=True)
@@ -235,6 +245,7 @@ def brier_parts(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> BrierParts:
@@ -250,7 +261,7 @@ def brier_parts(
         brier, refinement = _brier(s), _refinement(s)
         return BrierParts(brier, brier - refinement, refinement)
 
-    sample = _Sample.checked(probs, labels, sample_weight)
+    sample = _Sample.checked(probs, labels, sample_weight, classes)
     whole = parts(sample)
     return BrierParts(whole.brier, whole.calibration, whole.refinement, _by_group(parts, sample, groups))
 
@@ -297,6 +308,7 @@ def expected_calibration_error(
     labels: ArrayLike,
     n_bins: int = 10,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
@@ -310,7 +322,7 @@ def expected_calibration_error(
     """
     _check_bins(n_bins)
     return _score(
-        lambda s: _binned_gap(s.confidence, s.correct, s.weight, n_bins), probs, labels, sample_weight, groups
+        lambda s: _binned_gap(s.confidence, s.correct, s.weight, n_bins), probs, labels, sample_weight, groups, classes
     )
 
 
@@ -319,6 +331,7 @@ def adaptive_calibration_error(
     labels: ArrayLike,
     n_bins: int = 10,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
@@ -342,7 +355,7 @@ def adaptive_calibration_error(
         running = np.interp(edges, ends, np.concatenate([[0.0], np.cumsum(weight * gap)]))
         return float(np.abs(np.diff(running)).sum() / len(order))
 
-    return _score(error, probs, labels, sample_weight, groups)
+    return _score(error, probs, labels, sample_weight, groups, classes)
 
 
 def classwise_calibration_error(
@@ -350,6 +363,7 @@ def classwise_calibration_error(
     labels: ArrayLike,
     n_bins: int = 10,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
@@ -369,13 +383,14 @@ def classwise_calibration_error(
         sums = np.bincount(cell.ravel(), weights=gap.ravel(), minlength=n_bins * k)
         return float(np.abs(sums).sum() / (k * s.weight.sum()))
 
-    return _score(error, probs, labels, sample_weight, groups)
+    return _score(error, probs, labels, sample_weight, groups, classes)
 
 
 def confidence_gap(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
@@ -385,7 +400,7 @@ def confidence_gap(
     >>> round(metrics.confidence_gap([[0.9, 0.1], [0.8, 0.2]], [0, 1]), 4)
     0.35
     """
-    return _score(lambda s: s.mean(s.confidence - s.correct), probs, labels, sample_weight, groups)
+    return _score(lambda s: s.mean(s.confidence - s.correct), probs, labels, sample_weight, groups, classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,6 +429,7 @@ def reliability_bins(
     labels: ArrayLike,
     n_bins: int = 10,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> ReliabilityBins:
@@ -437,7 +453,7 @@ def reliability_bins(
         count = np.bincount(place, minlength=n_bins).astype(np.int64)
         return ReliabilityBins(edges[:-1], edges[1:], count, weight / s.weight.sum(), *means)
 
-    sample = _Sample.checked(probs, labels, sample_weight)
+    sample = _Sample.checked(probs, labels, sample_weight, classes)
     whole, by_group = bins(sample), _by_group(bins, sample, groups)
     return ReliabilityBins(
         whole.lower, whole.upper, whole.count, whole.weight, whole.confidence, whole.accuracy, by_group
@@ -533,6 +549,7 @@ def calibration_estimate(
     labels: ArrayLike,
     n_bins: int = 10,
     *,
+    classes: Iterable[Any] | None = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -555,7 +572,7 @@ def calibration_estimate(
     _check_bins(n_bins)
     if not 0 < level < 1:
         raise invalid("level", repr(level), "a number between 0 and 1, such as 0.95")
-    sample = _Sample.checked(probs, labels, sample_weight)
+    sample = _Sample.checked(probs, labels, sample_weight, classes)
 
     def estimate(s: _Sample) -> CalibrationEstimate:
         gap = s.confidence - s.correct
@@ -593,6 +610,7 @@ def area_under_risk_coverage(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
@@ -609,7 +627,7 @@ def area_under_risk_coverage(
         risk = np.cumsum(weight * error)[covered > 0] / covered[covered > 0]
         return float(weight[covered > 0] @ risk / covered[-1])
 
-    return _score(area, probs, labels, sample_weight, groups)
+    return _score(area, probs, labels, sample_weight, groups, classes)
 
 
 def risk_at_coverage(
@@ -617,6 +635,7 @@ def risk_at_coverage(
     labels: ArrayLike,
     coverage: float = 0.8,
     *,
+    classes: Iterable[Any] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
@@ -635,4 +654,4 @@ def risk_at_coverage(
         errors = np.interp(kept, np.append(0.0, np.cumsum(weight)), np.append(0.0, np.cumsum(weight * error)))
         return float(errors / kept)
 
-    return _score(risk, probs, labels, sample_weight, groups)
+    return _score(risk, probs, labels, sample_weight, groups, classes)

@@ -75,7 +75,8 @@ class Verdict(Option):
     )
     TARGET_BELOW_RANGE = (
         "target_below_range",
-        "already the clean new exemplars give a temperature at or above the target; magnitude 0 is used",
+        "already the clean new exemplars give a temperature at or above the target; magnitude 0 is used"
+        " (is the validation set held out of training?)",
     )
     TARGET_JUMPED = (
         "target_jumped",
@@ -86,6 +87,11 @@ class Verdict(Option):
         "the target lies beyond magnitude 1 and the inputs' own scale is larger, so the search went on up to it",
     )
     OLD_ROWS_IN_VALID = "old_rows_in_valid", "validation rows of old classes were found and not used"
+    CLASSES_NOT_IN_VALID = "classes_not_in_valid", "some new class has no validation row"
+    EXEMPLARS_AT_CHANCE = (
+        "exemplars_at_chance",
+        "the exemplars are classified no better than by chance: do classes= and columns= fit the head?",
+    )
     SINGLE_EXEMPLAR = (
         "single_exemplar",
         "some class has one exemplar only, so its feature mean rests on one image",

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import as_classes, label_columns
+from tcil.calibration.arrays import as_classes, as_columns, label_columns, pick_columns
 from tcil.calibration.classifier import Classifier
-from tcil.calibration.errors import invalid
 from tcil.calibration.examples import Examples, ExampleStream, Unpack
 
 
@@ -19,14 +18,17 @@ def predict_logits(
     data: Examples,
     *,
     classes: Iterable[Any] | None = None,
+    columns: Iterable[Any] | None = None,
     batch_size: int = 256,
     device: str | torch.device | None = None,
     unpack: Unpack | None = None,
 ) -> tuple[Any, Any]:
     """Logits (N, K) and labels (N,) of `data`, in evaluation mode, the model left as it was.
 
-    `data` is a pair of tensors or arrays, a Dataset or a DataLoader. `classes` slices a wider head to the columns it
-    names; labels are returned as they are. Arrays give arrays, everything else gives tensors on the CPU.
+    `data` is a pair of tensors or arrays, a Dataset or a DataLoader. `classes[i]` is the label of logit column i; a
+    wider head is cut to its first `len(classes)` columns, or to `columns`: where a fixed head has a column for every
+    label, pass the labels seen so far as `columns`. Labels are returned as they are. Arrays give arrays, everything
+    else gives tensors on the CPU.
 
     >>> import torch, tcil
     >>> logits, labels = tcil.predict_logits(torch.nn.Linear(4, 3), (torch.randn(10, 4), torch.arange(10) % 3))
@@ -34,13 +36,13 @@ def predict_logits(
     (torch.Size([10, 3]), torch.Size([10]))
     """
     names = None if classes is None else as_classes(classes, "classes")
+    places = as_columns(columns, None if names is None else len(names))
+    names = places if names is None else names
     stream = ExampleStream(data, "data", batch_size=batch_size, unpack=unpack)
     with Classifier(model, device=device) as classifier:
         logits, labels = stream_logits(classifier, stream)
     if names is not None:
-        if len(names) > logits.shape[1]:
-            raise invalid("classes", f"{len(names)} labels", f"at most {logits.shape[1]}, the model's logit columns")
-        logits = logits[:, : len(names)]
+        logits = pick_columns(logits, len(names), places)
     label_columns(labels, names, "data labels", logits.shape[1])
     return (logits.numpy(), labels.numpy()) if stream.given_as_numpy else (logits, labels)
 

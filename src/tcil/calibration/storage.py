@@ -77,6 +77,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "options",
         "classes",
         "head_width",
+        "columns",
         "heads",
         "body",
         "model_hash",

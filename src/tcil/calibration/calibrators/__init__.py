@@ -1,6 +1,6 @@
 """The calibrators, one file per method; `base` is what they share, `maps` what they leave behind."""
 
-from tcil.calibration.calibrators.base import CalibratedModel, Calibrator, SingleTemperature
+from tcil.calibration.calibrators.base import CalibratedModel, Calibrator, SingleTemperature, load
 from tcil.calibration.calibrators.ensemble import EnsembleFit, EnsembleTemperatureScaling
 from tcil.calibration.calibrators.isotonic import IsotonicFit, MulticlassIsotonic
 from tcil.calibration.calibrators.maps import CalibrationMap
@@ -37,4 +37,5 @@ __all__ = [
     "SingleTemperature",
     "TCILResult",
     "TemperatureScaling",
+    "load",
 ]

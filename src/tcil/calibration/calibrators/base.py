@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration import storage
-from tcil.calibration.arrays import ArrayLike, as_logits, as_tensor, same_kind
+from tcil.calibration.arrays import ArrayLike, as_logits, as_tensor, pick_columns, same_kind
 from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap
-from tcil.calibration.classifier import FeatureSource, select_logits, unwrap, weights_hash
+from tcil.calibration.classifier import unwrap, weights_hash
 from tcil.calibration.errors import NotFittedError, WeightsMismatchError, invalid
+from tcil.calibration.features import FeatureSource, select_logits
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,8 +90,9 @@ class Calibrator(ABC):
         """The model with calibrated log-probabilities for output: an `nn.Module` to save, export or serve.
 
         It holds the plain network: DataParallel, DDP and torch.compile are taken off, so that state-dict keys are the
-        network's own. Weights other than those fitted on are refused unless `force`; a head with more columns than
-        `classes_` is refused unless `fit` saw it or `wider_head` says to slice it.
+        network's own. The network is shared, not copied: `wrap(model).eval()` puts `model` in evaluation mode too, so
+        call `model.train()` before learning on. Weights other than those fitted on are refused unless `force`; a head
+        with more columns than `classes_` is refused unless `fit` saw it or `wider_head` says to cut it.
         """
         mapping, state = self._mapping(), self._fit_state
         if not isinstance(model, nn.Module):
@@ -98,7 +100,7 @@ class Calibrator(ABC):
         if not force:
             self.check_weights(model)
         width = None if wider_head or force else (state.head_width or len(state.classes))
-        return CalibratedModel(unwrap(model), mapping, state.classes, width, state.source)
+        return CalibratedModel(unwrap(model), mapping, state.classes, width, state.columns, state.source)
 
     def check_weights(self, model: nn.Module) -> None:
         """Raise `WeightsMismatchError` if `fit` saw a model and `model` has other weights."""
@@ -125,6 +127,7 @@ class Calibrator(ABC):
             "options": _plain_options(self),
             "classes": list(state.classes),
             "head_width": state.head_width,
+            "columns": state.columns,
             "heads": list(state.source.heads) if state.source else [],
             "body": state.source.body if state.source else None,
             "model_hash": weights_hash(model) if model is not None else state.model_hash,
@@ -159,6 +162,7 @@ class Calibrator(ABC):
             classes=tuple(record["classes"]),
             result=storage.decode(kind.result_type, record["result"]),
             head_width=record["head_width"],
+            columns=None if record["columns"] is None else tuple(record["columns"]),
             source=FeatureSource(heads=heads, body=body) if heads or body is not None else None,
             model_hash=record["model_hash"],
             history=record["history"],
@@ -176,12 +180,13 @@ class Calibrator(ABC):
         result: Any,
         *,
         head_width: int | None = None,
+        columns: tuple[int, ...] | None = None,
         source: FeatureSource | None = None,
         model_hash: str | None = None,
         history: dict[str, Any] | None = None,
     ) -> Self:
         """Take over what `fit` found, all at once: a failed fit leaves the calibrator as it was."""
-        self._state = _Fitted(mapping, classes, result, head_width, source, model_hash, history)
+        self._state = _Fitted(mapping, classes, result, head_width, columns, source, model_hash, history)
         return self
 
     @property
@@ -192,6 +197,19 @@ class Calibrator(ABC):
 
     def _mapping(self) -> CalibrationMap:
         return self._fit_state.mapping
+
+
+def load(path: str | Path, *, model: nn.Module | None = None, force: bool = False) -> Calibrator:
+    """Whatever calibrator a file holds; with `model`, other weights than it was fitted on are refused unless `force`.
+
+    >>> import tempfile, tcil
+    >>> scaling = tcil.TemperatureScaling().fit([[2.0, 0.5], [0.1, 1.0], [0.7, 0.2]], [0, 1, 1])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = tcil.load(scaling.save(f"{folder}/calibrator.json"))
+    >>> again.temperature_ == scaling.temperature_
+    True
+    """
+    return Calibrator.load(path, model=model, force=force)
 
 
 class SingleTemperature(Calibrator):
@@ -229,6 +247,7 @@ class CalibratedModel(nn.Module):
         mapping: CalibrationMap,
         classes: tuple[int, ...],
         head_width: int | None,
+        columns: tuple[int, ...] | None,
         source: FeatureSource | None,
     ) -> None:
         super().__init__()
@@ -239,18 +258,18 @@ class CalibratedModel(nn.Module):
         home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self.calibration.to(home)
         self.classes = classes
-        self._head_width = head_width
+        self._head_width, self._columns = head_width, columns
         self._source = source
         self.training = self.calibration.training = model.training
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Calibrated log-probabilities of the inputs, (N, K)."""
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Calibrated log-probabilities of the inputs, (N, K), in float64."""
         features = None
         if self.calibration.needs_features and self._source is not None:
-            logits, features = self._source.run(self.model, *args, **kwargs)
+            logits, features = self._source.run(self.model, x, *args, **kwargs)
             features = features.flatten(1)
         else:
-            logits = select_logits(self.model(*args, **kwargs))
+            logits = select_logits(self.model(x, *args, **kwargs))
         width, known = logits.shape[1], len(self.classes)
         if width < known or (self._head_width is not None and width != self._head_width):
             raise invalid(
@@ -259,7 +278,7 @@ class CalibratedModel(nn.Module):
                 f"{self._head_width or known}, as the calibrator was fitted on",
                 "Fit a new calibrator after a new task, or say wrap(model, wider_head=True) to slice the head.",
             )
-        return cast(Tensor, self.calibration(logits[:, :known], features))
+        return cast(Tensor, self.calibration(pick_columns(logits, known, self._columns), features))
 
 
 @dataclass(frozen=True)
@@ -268,6 +287,7 @@ class _Fitted:
     classes: tuple[int, ...]
     result: Any
     head_width: int | None = None
+    columns: tuple[int, ...] | None = None
     source: FeatureSource | None = None
     model_hash: str | None = None
     history: dict[str, Any] | None = None

@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import as_classes, label_columns
+from tcil.calibration.arrays import as_classes, as_columns, label_columns, pick_columns
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import check_positive
 from tcil.calibration.calibrators.maps import CalibrationMap
@@ -125,10 +125,17 @@ class PerturbedTemperatureScaling(SingleTemperature):
         *,
         valid: Examples,
         classes: Iterable[Any] | None = None,
+        columns: Iterable[Any] | None = None,
         unpack: Unpack | None = None,
     ) -> Self:
-        """Fit on the new task's validation set; `classes` names the columns (default 0..K-1, K = 1 + largest label)."""
+        """Fit on the new task's validation set.
+
+        `classes` names the logit columns (default 0..K-1, K = 1 + largest label); `columns` says which columns of a
+        wider head they are (default the first K).
+        """
         names = None if classes is None else as_classes(classes, "classes")
+        places = as_columns(columns, None if names is None else len(names))
+        names = places if names is None else names
         stream = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack)
         with Classifier(model, device=self.device) as classifier:
             clean, labels = stream_logits(classifier, stream)
@@ -137,20 +144,20 @@ class PerturbedTemperatureScaling(SingleTemperature):
             names = names or tuple(range(int(labels.max()) + 1))
             if not 2 <= len(names) <= width:
                 raise invalid("classes", f"{len(names)} labels", f"2 to {width}, the model's logit columns")
-            columns = label_columns(labels, names, "valid labels", width)
+            own = label_columns(labels, names, "valid labels", width)
 
             def logits_at(noise: float) -> Tensor:
                 generator = torch.Generator().manual_seed(self.seed)
                 noisy = stream_logits(
                     classifier, stream, lambda x: x + noise * torch.randn(x.shape, generator=generator).to(x)
                 )
-                return noisy[0][:, : len(names)]
+                return pick_columns(noisy[0], len(names), places)
 
             def accuracy_at(noise: float) -> float:
-                return float((logits_at(noise).argmax(dim=1) == columns).double().mean())
+                return float((logits_at(noise).argmax(dim=1) == own).double().mean())
 
-            clean = clean[:, : len(names)]
-            clean_accuracy = float((clean.argmax(dim=1) == columns).double().mean())
+            clean = pick_columns(clean, len(names), places)
+            clean_accuracy = float((clean.argmax(dim=1) == own).double().mean())
             targets = np.linspace(clean_accuracy, 1 / len(names), self.n_levels).tolist()
             if self.search is NoiseSearch.MONOTONE:
                 levels = monotone_levels(accuracy_at, targets)
@@ -161,10 +168,10 @@ class PerturbedTemperatureScaling(SingleTemperature):
             reachable = self.search is not NoiseSearch.MONOTONE or all(level.reachable for level in levels)
             if reachable:
                 union = torch.cat([clean, *(logits_at(level.noise) for level in levels[1:])])
-                temperature, verdicts = bounded_temperature(union, columns.repeat(self.n_levels))
-        result = PerturbedFit(temperature, reachable, levels, verdicts, len(columns))
+                temperature, verdicts = bounded_temperature(union, own.repeat(self.n_levels))
+        result = PerturbedFit(temperature, reachable, levels, verdicts, len(own))
         mapping = self._map(float("nan") if temperature is None else temperature)
-        return self._fitted(mapping, names, result, head_width=width, model_hash=weights_hash(model))
+        return self._fitted(mapping, names, result, head_width=width, columns=places, model_hash=weights_hash(model))
 
     def _mapping(self) -> CalibrationMap:
         result = self.result_

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import as_classes, label_columns
+from tcil.calibration.arrays import as_classes, as_columns, label_columns, pick_columns
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import check_positive, new_class_mask
-from tcil.calibration.classifier import Classifier, FeatureSpec, weights_hash
+from tcil.calibration.classifier import Classifier, weights_hash
 from tcil.calibration.errors import CalibrationWarning, invalid
 from tcil.calibration.examples import Examples, ExampleStream, Unpack
+from tcil.calibration.features import FeatureSpec
 from tcil.calibration.options import Verdict
 from tcil.calibration.perturbation import (
     ClassMeans,
@@ -118,15 +119,17 @@ class TCIL(SingleTemperature):
         new_classes: Iterable[Any] | None = None,
         *,
         classes: Iterable[Any] | None = None,
+        columns: Iterable[Any] | None = None,
         features: FeatureSpec | None = None,
         unpack: Unpack | None = None,
     ) -> Self:
         """Fit after a task: the trained model, the memory with exemplars of all classes, the new task's validation set.
 
         `memory` and `valid` are (inputs, labels) pairs of tensors or arrays, Datasets or DataLoaders (streamed;
-        `unpack` turns a batch into inputs and labels), with inputs as the network takes them. `classes` names the
-        logit columns in label space (default 0..K-1, with K one more than the largest label in memory and new_classes;
-        a wider head is sliced). `features` names the head or the feature layer where it cannot be found.
+        `unpack` turns a batch into inputs and labels), with inputs as the network takes them. `classes[i]` is the label
+        of logit column i (default: i itself, with K one more than the largest label in memory and new_classes). A wider
+        head is cut to its first K columns, or to `columns`: where a fixed head has a column for every label, pass the
+        labels seen so far as `columns`. `features` names the head or the feature layer where it cannot be found.
         """
         if valid is None:
             raise invalid(
@@ -140,15 +143,19 @@ class TCIL(SingleTemperature):
             raise invalid("new_classes", "None", "the labels of the newest task, such as range(90, 100)")
         new = as_classes(new_classes, "new_classes")
         names = None if classes is None else as_classes(classes, "classes")
+        places = as_columns(columns, None if names is None else len(names))
+        names = places if names is None else names
         exemplars = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack)
         validation = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack)
         if exemplars.labels is not None:  # known without a pass, so refused before the model runs
             _check_coverage(exemplars.labels.unique(), names, new)
         with Classifier(model, features=features, device=self.device) as classifier:
-            survey = _survey(classifier, exemplars, names, new)
-            target, ignored = self._target(classifier, validation, survey)
+            survey = _survey(classifier, exemplars, names, places, new)
+            target, ignored, missing = self._target(classifier, validation, survey)
             result = self._search(classifier, exemplars, survey, target, ignored)
         noted = [Verdict.OLD_ROWS_IN_VALID] * (ignored > 0)
+        noted += [Verdict.CLASSES_NOT_IN_VALID] * bool(missing)
+        noted += [Verdict.EXEMPLARS_AT_CHANCE] * (survey.accuracy <= 2 / survey.n_classes and survey.n_classes > 2)
         noted += [Verdict.HALF_PRECISION_IMAGES] * (exemplars.half_precision or validation.half_precision)
         noted += [Verdict.SINGLE_EXEMPLAR] * bool((survey.counts == 1).any())
         result = _with_verdicts(result, noted)
@@ -157,6 +164,7 @@ class TCIL(SingleTemperature):
             survey.classes,
             result,
             head_width=classifier.width,
+            columns=places,
             source=classifier.source,
             model_hash=weights_hash(model),
         )
@@ -167,8 +175,11 @@ class TCIL(SingleTemperature):
     def _solve(self, logits: Tensor, columns: Tensor) -> TemperatureFit:
         return solve_temperature(logits, columns, Solver(self.solver), self.seed)
 
-    def _target(self, classifier: Classifier, validation: ExampleStream, survey: _Survey) -> tuple[TemperatureFit, int]:
-        """Line 2: the temperature of the validation set, without rows of old classes; and how many those were."""
+    def _target(
+        self, classifier: Classifier, validation: ExampleStream, survey: _Survey
+    ) -> tuple[TemperatureFit, int, list[int]]:
+        """Line 2: the temperature of the validation set without rows of old classes, how many those were, and which
+        new classes have no row."""
         logits, labels = stream_logits(classifier, validation)
         columns = label_columns(labels, survey.classes, "valid labels", survey.n_classes)
         rows = survey.is_new[columns]
@@ -178,7 +189,8 @@ class TCIL(SingleTemperature):
                 f"{len(rows)} rows, none of a new class",
                 f"rows of new_classes={list(survey.new_labels)[:6]}",
             )
-        return self._solve(logits[rows, : survey.n_classes], columns[rows]), int((~rows).sum())
+        missing = sorted(set(survey.is_new.nonzero().squeeze(1).tolist()) - set(columns[rows].tolist()))
+        return self._solve(survey.pick(logits)[rows], columns[rows]), int((~rows).sum()), missing
 
     def _search(
         self,
@@ -199,13 +211,12 @@ class TCIL(SingleTemperature):
 
         def step_of(inputs: Tensor, columns: Tensor) -> Tensor:
             """The unit perturbation: against the gradient of CE toward the target class."""
-            gradient, _ = classifier.input_gradient(inputs, lambda f: choose(f, columns), survey.n_classes)
-            return -gradient.sign()
+            return -classifier.input_gradient(inputs, lambda f: choose(f, columns), survey.pick).sign()
 
         def pushed_logits(inputs: Tensor, steps: Tensor, magnitude: float) -> Tensor:
             with torch.no_grad():
                 moved = classifier.place(inputs) + magnitude * steps
-                return classifier.logits(moved)[:, : survey.n_classes].cpu()
+                return survey.pick(classifier.logits(moved)).cpu()
 
         new_batches = list(
             zip(
@@ -256,6 +267,7 @@ class _Survey:
     """What one pass over the clean memory tells, with the new exemplars, the only images kept."""
 
     classes: tuple[int, ...]
+    columns: tuple[int, ...] | None
     is_new: Tensor
     means: Tensor
     counts: Tensor
@@ -263,6 +275,11 @@ class _Survey:
     new_columns: Tensor
     new_logits: Tensor
     input_scale: float
+    accuracy: float
+
+    def pick(self, logits: Tensor) -> Tensor:
+        """The logits of the classes seen, out of a head that may be wider."""
+        return pick_columns(logits, self.n_classes, self.columns)
 
     @property
     def n_classes(self) -> int:
@@ -282,18 +299,25 @@ class _Survey:
 
 
 def _survey(
-    classifier: Classifier, exemplars: ExampleStream, names: tuple[int, ...] | None, new: tuple[int, ...]
+    classifier: Classifier,
+    exemplars: ExampleStream,
+    names: tuple[int, ...] | None,
+    places: tuple[int, ...] | None,
+    new: tuple[int, ...],
 ) -> _Survey:
     """Line 3: class means of the features; on the way, the new exemplars and the scale of the inputs."""
     means = ClassMeans()
     wanted = torch.tensor(new)
     inputs_kept, columns_kept, logits_kept = [], [], []
-    count, total, squares = 0, 0.0, 0.0
+    count, total, squares, hits = 0, 0.0, 0.0, 0
     with torch.no_grad():
         for inputs, labels in exemplars:
             logits, features = classifier.logits_and_features(classifier.place(inputs))
             columns = label_columns(labels, names, "memory labels", logits.shape[1])
+            if names is not None:
+                logits = pick_columns(logits, len(names), places)
             means.add(features, columns)
+            hits += int((logits.argmax(dim=1).cpu() == columns).sum())
             rows = torch.isin(labels, wanted)
             inputs_kept.append(inputs[rows.to(inputs.device)])
             columns_kept.append(columns[rows])
@@ -301,18 +325,16 @@ def _survey(
             count += inputs.numel()
             total += float(inputs.sum(dtype=torch.float64 if inputs.device.type != "mps" else None))
             squares += float(inputs.square().sum(dtype=torch.float64 if inputs.device.type != "mps" else None))
-    width = logits.shape[1]
     present = means.counts.nonzero().squeeze(1)
     if names is not None:
         present = torch.tensor(names)[present]
     names = _check_coverage(present, names, new)
-    if len(names) > width:
-        raise invalid("classes", f"{len(names)} labels", f"at most {width}, the model's logit columns")
     if len(names) < 2:
         raise invalid("memory", "exemplars of a single class", "at least two classes")
     variance = squares / count - (total / count) ** 2
     return _Survey(
         names,
+        places,
         new_class_mask(new, names),
         means.means(),
         means.counts,
@@ -320,6 +342,7 @@ def _survey(
         torch.cat(columns_kept),
         torch.cat(logits_kept)[:, : len(names)],
         max(variance, 0.0) ** 0.5,
+        hits / int(means.counts.sum()),
     )
 
 
@@ -355,6 +378,8 @@ def _with_verdicts(result: TCILResult, more: list[Verdict]) -> TCILResult:
 def _warn(verdict: Verdict, result: TCILResult) -> None:
     details = {
         Verdict.OLD_ROWS_IN_VALID: f"valid: {result.n_valid_ignored} rows",
+        Verdict.CLASSES_NOT_IN_VALID: f"valid: {result.n_valid} rows",
+        Verdict.EXEMPLARS_AT_CHANCE: f"{result.n_exemplars} exemplars",
         Verdict.BRACKET_WIDENED: f"magnitudes were searched up to {result.bracket[1]:.4g}",
         Verdict.TARGET_ABOVE_RANGE: f"target {result.target_temperature:.4g}",
         Verdict.TARGET_BELOW_RANGE: f"target {result.target_temperature:.4g}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -12,7 +13,7 @@ from tcil.calibration.arrays import ArrayLike
 from tcil.calibration.calibrators.base import Calibrator, SingleTemperature
 from tcil.calibration.calibrators.inputs import logits_and_columns, new_class_mask
 from tcil.calibration.calibrators.maps import CalibrationMap, GroupTemperatureMap
-from tcil.calibration.errors import invalid
+from tcil.calibration.errors import CalibrationWarning, invalid
 from tcil.calibration.options import Verdict
 from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature
 
@@ -45,7 +46,9 @@ class TemperatureScaling(SingleTemperature):
         """Fit on logits (N, K) and labels (N,); `classes` names the columns (default 0..K-1)."""
         z, y, names = logits_and_columns(logits, labels, classes)
         result = solve_temperature(z, y, Solver(self.solver), self.seed)
-        return self._fitted(self._map(result.temperature), names, result)
+        self._fitted(self._map(result.temperature), names, result)
+        warn_unless_ok(result, "TemperatureScaling")
+        return self
 
 
 @dataclass(eq=False, kw_only=True)
@@ -85,7 +88,9 @@ class FirstTaskTemperatureScaling(SingleTemperature):
             "temperature": result.temperature,
             "verdict": str(result.verdict),
         }
-        return self._fitted(self._map(result.temperature), names, result, history=memo)
+        self._fitted(self._map(result.temperature), names, result, history=memo)
+        warn_unless_ok(result, "FirstTaskTemperatureScaling")
+        return self
 
     def _recall(self, history: dict[str, Any], logits: ArrayLike | None, classes: Iterable[Any] | None) -> Self:
         temperature = history.get("temperature") if isinstance(history, dict) else None
@@ -98,6 +103,12 @@ class FirstTaskTemperatureScaling(SingleTemperature):
         nan = float("nan")
         result = TemperatureFit(float(temperature), Verdict(history["verdict"]), nan, nan, nan, 0)
         return self._fitted(self._map(float(temperature)), names, result, history=dict(history))
+
+
+def warn_unless_ok(fit: TemperatureFit, who: str) -> None:
+    """Say that the logits identified no temperature."""
+    if fit.verdict is not Verdict.OK:
+        warnings.warn(f"{who}: {fit.verdict.meaning} ({fit.n_samples} samples)", CalibrationWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
