@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= passive
 
 .PHONY: demo test test-real lint bench clean
 
-demo: $(VENV)/.demo
+demo: $(VENV)/.bench
 	$(BIN)/python examples/digits.py
 
 test: $(VENV)/.dev
@@ -26,13 +26,13 @@ bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibration.py
 
 # Every install goes through constraints.txt: an unpinned torch pulls gigabytes of CUDA packages.
-$(VENV)/.demo: pyproject.toml constraints.txt
+$(VENV)/.bench: pyproject.toml constraints.txt
 	@$(PYTHON) --version >/dev/null 2>&1 || { echo "make: '$(PYTHON)' not found: install Python 3.11 or newer, or say e.g. make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[demo]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+$(VENV)/.dev: $(VENV)/.bench
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch $@
 

@@ -6,23 +6,20 @@ and `official-er-cifar100/` (the authors' checkpoints and index files).
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import tcil
+from tcil.incremental.datasets import load_dataset
+from tcil.incremental.images import Dataset, ImageSet, Pixels
 
 CHECKPOINTS = (0, 2, 4, 6, 8)
-# The constants that the authors normalise with.
-MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
 
 @dataclass(frozen=True)
@@ -45,29 +42,9 @@ def data_folder() -> Path | None:
     return folder if all(path.exists() for path in wanted) else None
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """CIFAR's files are pickles: only numpy arrays and plain containers may come out of them."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") and name in (
-            "ndarray",
-            "dtype",
-            "_reconstruct",
-        ):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a CIFAR file")
-
-
 @cache
-def _split(folder: Path, name: str) -> tuple[Tensor, Tensor]:
-    content = (folder / "cifar-100-python" / name).read_bytes()
-    record = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
-    return torch.from_numpy(record[b"data"]).view(-1, 3, 32, 32), torch.tensor(record[b"fine_labels"])
-
-
-def _prepared(images: Tensor) -> Tensor:
-    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
-    return (images.float() / 255 - mean) / std
+def _cifar(folder: Path) -> Dataset:
+    return load_dataset("cifar100", folder)
 
 
 def load(folder: Path, index: int) -> OfficialTask:
@@ -76,19 +53,24 @@ def load(folder: Path, index: int) -> OfficialTask:
     suffix = f"1_seed_10_tasks_100_val_{index}_task"
     model = tcil.networks.resnet32()
     model.load_state_dict(torch.load(stem / f"ER_{suffix}.pt", weights_only=True, map_location="cpu"))
-    train, test = _split(folder, "train"), _split(folder, "test")
+    data = _cifar(folder)
+    pixels = Pixels(data)
     chosen = {
         kind: torch.from_numpy(np.load(stem / f"ER_{kind}_indices_{suffix}.npy", allow_pickle=False))
         for kind in ("buffer", "valid")
     }
     seen = 10 * (index + 1)
-    rows = test[1] < seen
+    rows = (data.test.labels < seen).nonzero().squeeze(1)
+
+    def examples(part: ImageSet, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return pixels.plain(part, rows), part.labels[rows]
+
     return OfficialTask(
         index,
         model.eval(),
-        (_prepared(train[0][chosen["buffer"]]), train[1][chosen["buffer"]]),
-        (_prepared(train[0][chosen["valid"]]), train[1][chosen["valid"]]),
-        (_prepared(test[0][rows]), test[1][rows]),
+        examples(data.train, chosen["buffer"]),
+        examples(data.train, chosen["valid"]),
+        examples(data.test, rows),
         range(seen - 10, seen),
         seen,
     )

@@ -234,7 +234,7 @@ class CalibratedModel(nn.Module):
 
     >>> import torch, tcil
     >>> network = torch.nn.Linear(4, 3)
-    >>> scaling = tcil.TemperatureScaling().fit(torch.randn(50, 3), torch.arange(50) % 3)
+    >>> scaling = tcil.TemperatureScaling().fit(5 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 2]))
     >>> calibrated = scaling.wrap(network)
     >>> log_probs = calibrated(torch.randn(2, 4))
     >>> log_probs.shape, log_probs.exp().sum(dim=1).allclose(torch.ones(2).double())

@@ -1,0 +1,77 @@
+"""Datasets by name, each in its own file; anything else as `package.module:factory`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tcil.calibration.errors import invalid
+from tcil.incremental.images import Dataset
+
+__all__ = ["DATASETS", "DatasetEntry", "load_dataset"]
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """A known dataset: one line on what it is, and the function that reads it from a folder."""
+
+    meaning: str
+    home: str
+    needs_folder: bool = True
+
+    def load(self, folder: Path | None) -> Dataset:
+        """Read it; the module is imported only now."""
+        dataset: Dataset = resolve(self.home)(folder)
+        return dataset
+
+
+_HERE = "tcil.incremental.datasets"
+DATASETS = {
+    "digits": DatasetEntry("scikit-learn's 8x8 digits, 10 classes; no files needed", f"{_HERE}.digits:load", False),
+    "cifar10": DatasetEntry("CIFAR-10, 10 classes, from cifar-10-batches-py/", f"{_HERE}.cifar:load_cifar10"),
+    "cifar100": DatasetEntry("CIFAR-100, 100 classes, from cifar-100-python/", f"{_HERE}.cifar:load_cifar100"),
+    "tiny-imagenet": DatasetEntry(
+        "Tiny-ImageNet, 200 classes of 64x64, from tiny-imagenet-200/", f"{_HERE}.tiny_imagenet:load"
+    ),
+    "image-folder": DatasetEntry(
+        "your own images: DIR/train/CLASS/* and DIR/test/CLASS/*", f"{_HERE}.image_folder:load"
+    ),
+}
+
+
+def resolve(home: str) -> Callable[..., Any]:
+    """The object that `package.module:name` names."""
+    module, _, name = home.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise invalid("factory", f"{home!r} ({error})", "an importable package.module:name") from error
+
+
+def load_dataset(name: str, folder: str | Path | None = None) -> Dataset:
+    """A dataset by name, or by `package.module:factory` (called with the folder), from `folder`.
+
+    >>> from tcil.incremental.datasets import load_dataset
+    >>> len(load_dataset("digits").test)
+    898
+    """
+    root = None if folder is None else Path(folder).expanduser()
+    if ":" in name:
+        dataset = resolve(name)(root)
+        if not isinstance(dataset, Dataset):
+            raise invalid(
+                "dataset", f"{name!r}, which returned {type(dataset).__name__}", "a factory of tcil's Dataset"
+            )
+        return dataset
+    entry = DATASETS.get(name)
+    if entry is None:
+        near = difflib.get_close_matches(name, DATASETS, n=1)
+        advice = f"Did you mean {near[0]!r}?" if near else "Or name a factory: package.module:function."
+        raise invalid("dataset", repr(name), "one of " + ", ".join(DATASETS), advice)
+    if entry.needs_folder and root is None:
+        raise invalid("data", "no folder", f"the folder that holds {name}", "Say --data DIR.")
+    return entry.load(root)

@@ -1,0 +1,44 @@
+"""A folder of the user's own images: train/CLASS/* and test/CLASS/* (or val/CLASS/*)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from tcil.calibration.errors import invalid
+from tcil.incremental.datasets.files import require
+from tcil.incremental.datasets.pictures import decode
+from tcil.incremental.images import Dataset, ImageSet
+
+ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
+
+
+def load(folder: Path) -> Dataset:
+    """Classes are the sub-folders of train/, in alphabetical order; scaled to TCIL_IMAGE_SIDE (default 32)."""
+    side = int(os.environ.get("TCIL_IMAGE_SIDE", "32"))
+    where = f"Put images at {folder}/train/CLASS/ and {folder}/test/CLASS/."
+    root = require(folder / "train", where)
+    test_root = folder / "test" if (folder / "test").exists() else require(folder / "val", where)
+    names = sorted(path.name for path in root.iterdir() if path.is_dir())
+    if len(names) < 2:
+        raise invalid("data", f"{len(names)} class folders in {root}", "at least two", where)
+    train, test = (_part(part, names, side, where) for part in (root, test_root))
+    pixels = train.images.float().div_(255)
+    mean, std = (pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3)).clamp(min=1e-3))
+    return Dataset(
+        folder.name, train, test, tuple(names), tuple(mean.tolist()), tuple(std.tolist()), padding=max(1, side // 8)
+    )
+
+
+def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        found = sorted(p for p in require(root / name, where).iterdir() if p.suffix.lower() in ENDINGS)
+        if not found:
+            raise invalid("data", f"no image in {root / name}", "at least one of every class", where)
+        paths += found
+        labels += [label] * len(found)
+    return ImageSet(decode(paths, side, root / f"cache-{side}.safetensors"), torch.tensor(labels))

@@ -1,0 +1,123 @@
+"""Images in memory: uint8 tensors, with crop, flip and normalisation as batched tensor operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tcil.calibration.errors import invalid
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images (N, C, H, W) as uint8 and their labels (N,).
+
+    >>> import torch
+    >>> from tcil.incremental.images import ImageSet
+    >>> len(ImageSet(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.arange(5)))
+    5
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise invalid(
+                "images", f"{self.images.dtype} of shape {tuple(self.images.shape)}", "uint8 images (N, C, H, W)"
+            )
+        if self.labels.dtype != torch.long or self.labels.shape != (len(self.images),):
+            raise invalid(
+                "labels", f"{self.labels.dtype} of shape {tuple(self.labels.shape)}", f"int64, ({len(self.images)},)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A classification dataset: training and test images, and how they are normalised and augmented.
+
+    `mean` and `std` are per channel, for pixels in 0..1. `padding` is how far random crops move; `flip` whether
+    an image may be mirrored (digits may not).
+
+    >>> from tcil.incremental.datasets import load_dataset
+    >>> digits = load_dataset("digits")
+    >>> digits.n_classes, digits.image_shape, digits.flip
+    (10, (1, 8, 8), False)
+    """
+
+    name: str
+    train: ImageSet
+    test: ImageSet
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    padding: int = 4
+    flip: bool = True
+
+    @property
+    def n_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """Channels, height and width."""
+        return tuple(self.train.images.shape[1:])
+
+    def to(self, device: torch.device) -> Dataset:
+        """The same dataset with its images on `device`; labels stay on the CPU, where tasks are cut."""
+        train, test = (ImageSet(part.images.to(device), part.labels) for part in (self.train, self.test))
+        return replace(self, train=train, test=test)
+
+
+class Pixels:
+    """Turns rows of an image set into network inputs.
+
+    >>> import torch
+    >>> from tcil.incremental.datasets import load_dataset
+    >>> from tcil.incremental.images import Pixels
+    >>> digits = load_dataset("digits")
+    >>> pixels = Pixels(digits)
+    >>> rows = torch.arange(4)
+    >>> pixels.plain(digits.train, rows).shape
+    torch.Size([4, 1, 8, 8])
+    >>> pixels.augmented(digits.train, rows, torch.Generator().manual_seed(0)).shape
+    torch.Size([4, 1, 8, 8])
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        device = dataset.train.images.device
+        std = torch.tensor(dataset.std, device=device).view(1, -1, 1, 1)
+        # (x / 255 - mean) / std as one multiplication and one addition.
+        self._scale = 1.0 / (255.0 * std)
+        self._shift = -torch.tensor(dataset.mean, device=device).view(1, -1, 1, 1) / std
+        self._padding, self._flip = dataset.padding, dataset.flip
+
+    def plain(self, part: ImageSet, rows: Tensor) -> Tensor:
+        """Normalised images of these rows, in channels_last."""
+        images = part.images[rows.to(part.images.device)]
+        return self._normalised(images.contiguous(memory_format=torch.channels_last))
+
+    def augmented(self, part: ImageSet, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Normalised images after a random crop and, where the dataset allows it, a random flip."""
+        images = part.images[rows.to(part.images.device)]
+        count, _, height, width = images.shape
+        device, pad = images.device, self._padding
+        padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
+        offsets = torch.randint(0, 2 * pad + 1, (2, count, 1), generator=generator).to(device)
+        down = offsets[0] + torch.arange(height, device=device)
+        across = offsets[1] + torch.arange(width, device=device)
+        if self._flip:
+            mirrored = (torch.rand(count, 1, generator=generator) < 0.5).to(device)
+            across = torch.where(mirrored, across.flip(1), across)
+        # Picking pixels this way puts channels last, which is the layout the networks want.
+        picked = padded[torch.arange(count, device=device)[:, None, None], :, down[:, :, None], across[:, None, :]]
+        return self._normalised(picked.permute(0, 3, 1, 2))
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return images.float().mul_(self._scale).add_(self._shift)

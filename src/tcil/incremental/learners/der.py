@@ -1,0 +1,147 @@
+"""DER, dynamically expandable representation (Yan et al. 2021): one extractor per task, then a balanced head."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from tcil.incremental.learners.base import Head, Learner, LearnerOptions, Schedule, Stage, TaskData
+from tcil.incremental.networks import ResNet
+
+
+@dataclass(frozen=True)
+class DEROptions(LearnerOptions):
+    """DER's options; the fine-tuning numbers are those for 10 tasks.
+
+    `finetune_temperature` divides the logits in stage two only; inference omits it, which plausibly makes DER's
+    over-confidence.
+    """
+
+    finetune_temperature: float = 5.0
+    finetune_epochs: int = 30
+    finetune_lr: float = 0.1
+    finetune_milestones: tuple[int, ...] = (15,)
+    finetune_weight_decay: float = 5e-4
+
+
+class ExpandableNetwork(nn.Module):
+    """One extractor per task, side by side; `fc` reads them all, `aux` only the newest during its own task."""
+
+    def __init__(self, extractor: ResNet, n_classes: int) -> None:
+        super().__init__()
+        width = extractor.fc.in_features
+        self.fc = nn.Linear(width, n_classes)
+        self.aux: nn.Linear | None = None
+        extractor.fc = nn.Identity()  # type: ignore[assignment]
+        self.extractors = nn.ModuleList([extractor])
+
+    @property
+    def width(self) -> int:
+        """Features of one extractor."""
+        return self.fc.in_features // len(self.extractors)
+
+    def expand(self, n_classes: int, n_new: int) -> None:
+        """Freeze what there is; the new extractor starts as a copy of the last; the head keeps its old weights."""
+        width = self.width
+        self.extractors.append(copy.deepcopy(self.extractors[-1]))
+        for extractor in self.extractors[:-1]:
+            extractor.eval().requires_grad_(False)
+        self.extractors[-1].requires_grad_(True)
+        old = self.fc
+        self.fc = nn.Linear(old.in_features + width, n_classes).to(old.weight.device)
+        with torch.no_grad():
+            self.fc.weight[: old.out_features, : old.in_features] = old.weight
+            self.fc.bias[: old.out_features] = old.bias
+        self.aux = nn.Linear(width, n_new + 1).to(old.weight.device)
+
+    def train(self, mode: bool = True) -> Self:
+        """Frozen extractors stay in evaluation mode: their BN statistics must not move."""
+        super().train(mode)
+        for extractor in self.extractors[:-1]:
+            extractor.eval()
+        return self
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """Features by extractor, those of the frozen ones without a graph."""
+        with torch.no_grad():
+            frozen = [extractor(x) for extractor in self.extractors[:-1]]
+        return [*frozen, self.extractors[-1](x)]
+
+    def features(self, x: Tensor) -> Tensor:
+        """What `fc` reads."""
+        return torch.cat([extractor(x) for extractor in self.extractors], dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, differentiable through every extractor (calibration needs the whole input gradient)."""
+        logits: Tensor = self.fc(self.features(x))
+        return logits
+
+
+class DER(Learner):
+    """Stage one: CE + CE of an auxiliary head (old classes are one class). Stage two: a new head on balanced data."""
+
+    meaning = "dynamically expandable representation: one extractor per task, then a balanced head"
+    options_type = DEROptions
+    options: DEROptions
+    model: ExpandableNetwork
+
+    def begin_task(self, task: TaskData) -> None:
+        """Make ready for new classes: one extractor more."""
+        n_classes = self.n_classes if self.head is Head.FIXED else task.seen
+        with self.fresh(task.index):
+            if task.index == 0:
+                self.model = ExpandableNetwork(self.network(1), n_classes)
+            else:
+                self.model.expand(n_classes, len(task.columns))
+        self.model.to(self.device)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def stages(self, task: TaskData) -> tuple[str, ...]:
+        """The names of this task's stages."""
+        return ("train",) if task.old == 0 else ("train", "finetune")
+
+    def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
+        """Build a stage when its turn comes; `schedule` is the run's main one."""
+        if name == "train":
+            trained = [p for p in self.model.parameters() if p.requires_grad]
+            return Stage(name, task.all_rows, schedule, self._first_loss(task), trained)
+        o = self.options
+        with self.fresh(500 + task.index):
+            self.model.fc.reset_parameters()
+        schedule = Schedule(o.finetune_epochs, o.finetune_lr, tuple(o.finetune_milestones), o.finetune_weight_decay)
+        rows = task.balanced_rows(generator)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            with torch.no_grad():  # only the head learns; extractors run as at inference
+                features = self.model.eval().features(x)
+            logits = self.model.fc(features)[:, : task.seen]
+            return nn.functional.cross_entropy(logits / o.finetune_temperature, y)
+
+        return Stage(name, rows, schedule, loss, list(self.model.fc.parameters()))
+
+    def _first_loss(self, task: TaskData) -> Callable[[Tensor, Tensor], Tensor]:
+        model = self.model
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            parts = model.parts(x)
+            total = nn.functional.cross_entropy(model.fc(torch.cat(parts, dim=1))[:, : task.seen], y)
+            if model.aux is not None:
+                total = total + nn.functional.cross_entropy(model.aux(parts[-1]), auxiliary_labels(y, task.old))
+            return total
+
+        return loss
+
+    def end_task(self, task: TaskData) -> None:
+        """After the last stage: the auxiliary head has served."""
+        super().end_task(task)
+        self.model.aux = None
+
+
+def auxiliary_labels(columns: Tensor, old: int) -> Tensor:
+    """0 for all old classes, 1..C_n for the new ones."""
+    return (columns - old + 1).clamp(min=0)

@@ -1,0 +1,127 @@
+"""The task stream: which classes come when, and which images of them are for training, validation and test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tcil.calibration.errors import invalid
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One task: its classes as logit columns, and row indices into the training set.
+
+    `pool` is held out of training and in a random order within each class; `valid` is its first part. `reserve` is held
+    out as well, for the comparison with old-task validation data. Tasks are numbered from 0.
+    """
+
+    index: int
+    columns: range
+    train: Tensor
+    valid: Tensor
+    pool: Tensor
+    reserve: Tensor
+
+
+class TaskStream:
+    """Cuts a labelled training set into tasks of new classes.
+
+    `order` lists the class labels in the order in which they come: column i of the logits is class `order[i]`. Rows are
+    split per class and at random by `seed`: `valid_per_class` for validation out of a pool of `pool_per_class` held-out
+    rows, `reserve_per_class` (one number for each task) for the old-task reserve, the rest for training.
+
+    >>> import torch
+    >>> from tcil.incremental.stream import TaskStream
+    >>> labels = torch.arange(60) % 6
+    >>> stream = TaskStream(labels, order=[5, 4, 3, 2, 1, 0], sizes=[2, 4], valid_per_class=3, pool_per_class=4, seed=0)
+    >>> [(task.columns, len(task.train), len(task.valid), len(task.pool)) for task in stream]
+    [(range(0, 2), 12, 6, 8), (range(2, 6), 24, 12, 16)]
+    >>> sorted(set(labels[stream[0].train].tolist()))
+    [4, 5]
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        *,
+        order: Sequence[int],
+        sizes: Sequence[int],
+        valid_per_class: int,
+        pool_per_class: int,
+        seed: int,
+        reserve_per_class: Sequence[int] | None = None,
+    ) -> None:
+        if len(set(order)) != len(order) or not set(order) <= set(labels.unique().tolist()):
+            raise invalid("order", f"{list(order)[:8]}", "distinct classes of the training set")
+        if not sizes or min(sizes) < 1 or sum(sizes) > len(order):
+            raise invalid("sizes", f"{list(sizes)}", f"positive task sizes that sum to at most {len(order)} classes")
+        if not 0 <= valid_per_class <= pool_per_class:
+            raise invalid("valid_per_class", f"{valid_per_class}", f"0 to {pool_per_class}, the held-out pool")
+        self.order = tuple(order[: sum(sizes)])
+        reserves = tuple(reserve_per_class or (0,) * len(sizes))
+        if len(reserves) != len(sizes):
+            raise invalid("reserve_per_class", f"{len(reserves)} numbers", f"{len(sizes)}, one for each task")
+        column_of = torch.full((int(labels.max()) + 1,), -1)
+        column_of[torch.tensor(self.order)] = torch.arange(len(self.order))
+        self.columns = column_of[labels]
+        generator = torch.Generator().manual_seed(seed)
+        self._tasks: list[Task] = []
+        start = 0
+        for index, size in enumerate(sizes):
+            columns = range(start, start + size)
+            parts: dict[str, list[Tensor]] = {"train": [], "valid": [], "pool": [], "reserve": []}
+            for column in columns:
+                rows = (self.columns == column).nonzero().squeeze(1)
+                rows = rows[torch.randperm(len(rows), generator=generator)]
+                held = pool_per_class + reserves[index]
+                if len(rows) <= held:
+                    raise invalid(
+                        "validation",
+                        f"{held} held-out images a class",
+                        f"fewer than the {len(rows)} training images of class {self.order[column]}",
+                    )
+                parts["valid"].append(rows[:valid_per_class])
+                parts["pool"].append(rows[:pool_per_class])
+                parts["reserve"].append(rows[pool_per_class:held])
+                parts["train"].append(rows[held:].sort().values)
+            self._tasks.append(Task(index, columns, **{name: torch.cat(rows) for name, rows in parts.items()}))
+            start += size
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self._tasks[index]
+
+    def seen(self, index: int) -> int:
+        """How many classes have come by the end of task `index`."""
+        return self._tasks[index].columns.stop
+
+
+def class_order(n_classes: int, seed: int | None) -> list[int]:
+    """Natural order without a seed, else a permutation that depends on the seed alone.
+
+    >>> from tcil.incremental.stream import class_order
+    >>> class_order(5, None), sorted(class_order(5, seed=1))
+    ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
+    """
+    if seed is None:
+        return list(range(n_classes))
+    return torch.randperm(n_classes, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def equal_sizes(n_classes: int, n_tasks: int) -> list[int]:
+    """Tasks of equal size; the first ones take one more each where it does not divide.
+
+    >>> from tcil.incremental.stream import equal_sizes
+    >>> equal_sizes(10, 5), equal_sizes(10, 4)
+    ([2, 2, 2, 2, 2], [3, 3, 2, 2])
+    """
+    if not 1 <= n_tasks <= n_classes:
+        raise invalid("tasks", f"{n_tasks}", f"1 to {n_classes}, the number of classes")
+    small, more = divmod(n_classes, n_tasks)
+    return [small + (i < more) for i in range(n_tasks)]
