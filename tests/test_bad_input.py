@@ -67,6 +67,12 @@ BEFORE_ANY_WORK = [
     ("empty loader", {"memory": []}, r"memory: got no examples"),
     ("bad unpack", {"memory": [(X, Y)], "unpack": lambda b: b[0]}, r"unpack: got a function returning Tensor"),
     ("NaN in a loader", {"memory": DataLoader(TensorDataset(nan_in(X), Y), batch_size=8)}, r"infinity in 1 of 8"),
+    ("valid of old classes", {"valid": (XV, YV - 2)}, r"valid: got 20 rows, none of a new class"),
+    ("unknown label in valid", {"valid": (XV, YV + 2)}, r"valid labels: got the label 4"),
+    ("single class", {"memory": (X, 0 * Y), "valid": (XV, 0 * YV), "new_classes": [0]}, r"memory: got exemplars of a"),
+    ("giant label", {"memory": (X, Y + 10**9)}, r"memory: got no exemplar of the classes \[0, 1, 2"),
+    ("giant new class", {"new_classes": [10**9]}, r"memory: got no exemplar of the classes \[4, 5"),
+    ("float new class", {"new_classes": [torch.tensor(2.7)]}, r"new_classes: got the entry tensor\(2.7000\)"),
     ("dropped rows", {"memory": DataLoader(TensorDataset(X, Y), batch_size=9, drop_last=True)}, r"drops its last 4"),
     ("columns and classes", {"classes": [0, 1, 2, 3], "columns": [5, 6]}, r"columns: got 2 columns.*expected 4"),
     ("negative columns", {"columns": [-1, 0, 1, 2]}, r"columns: got 4 columns, \[-1, 0, 1, 2\]; expected column num"),
@@ -153,17 +159,14 @@ class TestModel:
         with pytest.raises(ValueError, match=r"model: got logits without a graph back to the inputs"):
             tcil.TCIL().fit(Detached(), task.memory, task.valid, task.new_classes)
 
-    def test_only_old_rows_in_valid(self):
-        with pytest.raises(ValueError, match=r"valid: got 20 rows, none of a new class"):
-            tcil.TCIL().fit(Watched(), (X, Y), (XV, YV - 2), [2, 3])
-
-    def test_unknown_label_in_valid(self):
+    def test_loaders_show_bad_labels_as_they_stream(self):
+        valid = DataLoader(TensorDataset(XV, YV + 2), batch_size=8)
         with pytest.raises(ValueError, match=r"valid labels: got the label 4"):
-            tcil.TCIL().fit(Watched(), (X, Y), (XV, YV + 2), [2, 3])
+            tcil.TCIL().fit(Watched(), (X, Y), valid, [2, 3])
 
-    def test_a_single_class(self):
-        with pytest.raises(ValueError, match=r"memory: got exemplars of a single class"):
-            tcil.TCIL().fit(Watched(), (X, 0 * Y), (XV, 0 * YV), [0])
+    def test_torchscript(self):
+        with pytest.raises(ValueError, match=r"model: got a TorchScript module"):
+            tcil.TCIL().fit(torch.jit.trace(nn.Linear(6, 4), X), **GOOD)
 
 
 class TestLogits:
@@ -205,8 +208,9 @@ class TestLogits:
             fit(logits, labels)
 
     def test_classes(self):
-        with pytest.raises(ValueError, match=r"classes: got 2 labels; expected 3, one for each logit column"):
-            tcil.TemperatureScaling().fit(self.z, self.y, classes=[0, 1])
+        for fit in (tcil.TemperatureScaling().fit, tcil.fit_temperature):
+            with pytest.raises(ValueError, match=r"classes: got 2 labels; expected 3, one for each logit column"):
+                fit(self.z, self.y, classes=[0, 1])
         with pytest.raises(ValueError, match=r"labels: got the label 2; expected labels in classes=\[0, 1, 5\]"):
             tcil.TemperatureScaling().fit(self.z, self.y, classes=[0, 1, 5])
         with pytest.raises(ValueError, match=r"new_classes: got the labels \[8\]"):
@@ -225,8 +229,9 @@ class TestLogits:
     def test_first_task_needs_something(self):
         with pytest.raises(ValueError, match=r"logits, labels: got none; expected the first task's validation set"):
             tcil.FirstTaskTemperatureScaling().fit()
+        first = tcil.FirstTaskTemperatureScaling().fit([[2.0, 0.5], [0.1, 1.0], [0.7, 0.2]], [0, 1, 1])
         with pytest.raises(ValueError, match=r"classes: got None; expected the classes seen so far"):
-            tcil.FirstTaskTemperatureScaling().fit(history={"temperature": 2.0, "verdict": "ok"})
+            tcil.FirstTaskTemperatureScaling().fit(history=first.history_)
 
 
 class TestOptions:
@@ -240,12 +245,18 @@ class TestOptions:
             (lambda: tcil.TCIL(policy="closes"), r"Did you mean 'closest'\?"),
             (lambda: tcil.TCIL(solver="newton"), r"solver: got 'newton'; expected one of 'exact', 'sgd'"),
             (lambda: tcil.TCIL(tolerance=0), r"tolerance: got 0; expected a positive number"),
-            (lambda: tcil.TCIL(tolerance=2), r"tolerance: got 2; expected less than 1"),
-            (lambda: tcil.TCIL(batch_size=1.5), r"batch_size: got 1.5; expected a positive whole number"),
+            (lambda: tcil.TCIL(tolerance=2), r"tolerance: got 2.0; expected less than 1"),
+            (lambda: tcil.TCIL(batch_size=1.5), r"batch_size: got 1.5; expected a whole number of 1 or more"),
             (lambda: tcil.TemperatureScaling(solver=3), r"solver: got 3"),
-            (lambda: tcil.PerturbedTemperatureScaling(n_levels=1), r"n_levels: got 1; expected at least 2"),
+            (
+                lambda: tcil.PerturbedTemperatureScaling(n_levels=1),
+                r"n_levels: got 1; expected a whole number of 2 or more",
+            ),
             (lambda: tcil.PerturbedTemperatureScaling(search="simplex"), r"search: got 'simplex'"),
             (lambda: tcil.metrics.expected_calibration_error([[0.5, 0.5]], [0], n_bins=0), r"n_bins: got 0"),
+            (lambda: tcil.TCIL(seed=-1), r"seed: got -1"),
+            (lambda: tcil.metrics.noise_floor([[0.5, 0.5]], n_draws=0), r"n_draws: got 0"),
+            (lambda: tcil.predict_logits(Watched(), (X, Y), batch_size=0), r"batch_size: got 0"),
             (lambda: tcil.metrics.risk_at_coverage([[0.5, 0.5]], [0], coverage=0), r"coverage: got 0"),
         ],
     )
@@ -259,8 +270,8 @@ class TestOptions:
 
 
 def test_perturb_ts_checks_its_validation_set():
-    with pytest.raises(ValueError, match=r"valid: got NoneType"):
-        tcil.PerturbedTemperatureScaling().fit(Watched(), valid=None)
+    with pytest.raises(ValueError, match=r"valid: got None.*FirstTaskTemperatureScaling still applies"):
+        tcil.PerturbedTemperatureScaling().fit(Watched())
     with pytest.raises(ValueError, match=r"valid labels: got the label 8"):
         tcil.PerturbedTemperatureScaling().fit(Watched(), valid=(XV, YV + 6))
     with pytest.raises(ValueError, match=r"classes: got 6 labels; expected 2 to 4"):

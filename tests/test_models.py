@@ -200,6 +200,63 @@ def test_a_single_layer_is_its_own_head(blobs):
     assert fit(model, blobs)._fit_state.source.heads == ("",)
 
 
+class Twice(Plain):
+    """The head runs twice; the second call is not the logits."""
+
+    def forward(self, x):
+        z = self.fc(self.backbone(x))
+        return {"logits": z, "aux": self.fc(self.backbone(-x))}
+
+
+class Prototypes(nn.Module):
+    """The head's first tensor is not the features."""
+
+    class Head(nn.Module):
+        def forward(self, prototypes, f):
+            return f @ prototypes.T
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head, self.weight = Body(), self.Head(), nn.Parameter(torch.randn(K, 16))
+
+    def forward(self, x):
+        return self.head(self.weight, self.backbone(x))
+
+
+class InPlace(Plain):
+    """Works on its input in place."""
+
+    def forward(self, x):
+        return super().forward(x.sub_(0.5))
+
+
+def test_a_head_that_runs_twice(blobs):
+    plain = trained(Plain, blobs)
+    twice = Twice()
+    twice.load_state_dict(plain.state_dict())
+    want = fit(plain, blobs).temperature_
+    assert fit(twice, blobs).temperature_ == pytest.approx(want, rel=1e-9)
+    assert fit(twice, blobs, features="backbone").temperature_ == pytest.approx(want, rel=1e-9)
+    memory, valid = blobs
+    small = tcil.TCIL(batch_size=7).fit(twice, memory, valid, [2, 3])
+    assert small.temperature_ == pytest.approx(want, rel=1e-4)
+
+
+def test_a_head_whose_first_tensor_is_not_the_features(blobs):
+    assert fit(trained(Prototypes, blobs), blobs).temperature_ > 0
+
+
+def test_networks_that_work_in_place_do_not_reach_the_data(blobs):
+    plain = trained(Plain, blobs)
+    model = InPlace()
+    model.load_state_dict(plain.state_dict())
+    memory, valid = (tuple(t.clone() for t in part) for part in blobs)
+    first = fit(model, (memory, valid)).temperature_
+    assert torch.equal(memory[0], blobs[0][0])
+    assert torch.equal(valid[0], blobs[1][0])
+    assert fit(model, (memory, valid)).temperature_ == first
+
+
 class TestNamedFeatures:
     @pytest.mark.parametrize("name", ["fc", "backbone", "backbone.1"])
     def test_head_or_body_by_name(self, blobs, name):

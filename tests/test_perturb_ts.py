@@ -90,18 +90,19 @@ class TestNotReachable:
             lambda: calibrator.temperature_,
             lambda: calibrator.transform(torch.randn(2, 4)),
             lambda: calibrator.wrap(Stubborn()),
-            lambda: calibrator.save(tmp_path / "c.json"),
         ):
             with pytest.raises(tcil.NotReachableError, match=r"n/a.*no noise up to 100 brings accuracy"):
                 use()
-        assert not list(tmp_path.iterdir())
+        again = tcil.load(calibrator.save(tmp_path / "c.json"))  # n/a is a result, and can be kept
+        assert again.result_ == calibrator.result_
+        with pytest.raises(tcil.NotReachableError):
+            _ = again.temperature_
 
     def test_the_original_search_returns_a_number_all_the_same(self, cross):
-        """Why it is for parity only: from the CIFAR start of 0.1 it collapses to next to no noise."""
+        """Why it is for parity only: it gives a number whatever it found."""
         model, inputs, labels = cross
         calibrator = tcil.PerturbedTemperatureScaling(search="nelder-mead").fit(model, valid=(inputs, labels))
         assert calibrator.temperature_ > 0
-        assert calibrator.result_.reachable
 
 
 def test_one_scan_serves_all_levels():

@@ -114,10 +114,11 @@ class TestMagnitudeSearch:
         assert (below.magnitude, below.reachable, below.verdicts) == (0.0, False, ("target_below_range",))
         assert len(below.trace) == 1
 
-    def test_root_next_to_zero_is_reachable(self):
+    def test_root_next_to_zero_is_reachable_and_said_to_be_coarse(self):
         found = self.run(lambda e: 0.0 if e < 2e-4 else 4.0 if e < 0.5 else 5.0, 2.0)
         assert 0 < found.magnitude < 1e-3
         assert found.reachable
+        assert found.verdicts == ("below_tolerance",)
 
     def test_widens_for_inputs_of_a_larger_scale(self):
         found = self.run(lambda e: e, 12.0, scale=70.0)
@@ -157,6 +158,7 @@ class TestInputs:
             "dataset": shuffled,
             "loader": DataLoader(shuffled, batch_size=7),
             "list of batches": [(images[:20], labels[:20]), (images[20:], labels[20:])],
+            "list of two dicts": [{"x": images[:20], "y": labels[:20]}, {"x": images[20:], "y": labels[20:]}],
             "triples": DataLoader(TensorDataset(images, labels, torch.arange(len(labels))), batch_size=9),
             "dicts by keys": (DataLoader(Dicts(), batch_size=8), ("picture", "digit")),
             "dicts by function": (DataLoader(Dicts(), batch_size=8), lambda b: (b["picture"], b["digit"])),
@@ -166,7 +168,7 @@ class TestInputs:
     @pytest.mark.parametrize(
         "form",
         [
-            "numpy", "int32 labels", "dataset", "loader", "list of batches", "triples",
+            "numpy", "int32 labels", "dataset", "loader", "list of batches", "list of two dicts", "triples",
             "dicts by keys", "dicts by function", "float64",
         ],
     )  # fmt: skip
@@ -249,6 +251,13 @@ class TestInputs:
     def test_one_shot_generators_are_refused(self, task):
         with pytest.raises(ValueError, match="a one-shot generator"):
             fit(task, memory=((x[None], y[None]) for x, y in zip(*task.memory, strict=True)))
+
+
+def test_a_dataset_does_not_move_the_global_generator(task):
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    fit(task, memory=TensorDataset(*task.memory))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 class TestLabels:

@@ -113,6 +113,33 @@ def test_extreme_temperatures_are_not_clamped(scale):
     assert fit.temperature == pytest.approx(scale * base.temperature, rel=1e-9)
 
 
+@given(labelled_logits(), st.integers(-60, 60))
+@settings(max_examples=150, deadline=None)
+def test_any_scale_is_as_good_as_another(case, exponent):
+    logits, labels = case
+    scale = 2.0**exponent
+    assume(not (np.all(logits * scale >= 0) and np.all(np.abs((logits * scale).sum(1) - 1) < 1e-2)))
+    one, other = tcil.fit_temperature(logits, labels), tcil.fit_temperature(logits * scale, labels)
+    assert one.verdict == other.verdict
+    if one.verdict == "ok":
+        assert other.temperature == pytest.approx(scale * one.temperature, rel=1e-9)
+
+
+@pytest.mark.parametrize("std", [0.01, 1.0, 30.0, 100.0, 1e6, 1e-300])
+def test_random_sets_of_every_scale(std):
+    """Newton may come from one side only; the last step must not fall out of the bracket."""
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        n, k = rng.integers(5, 200), rng.integers(2, 20)
+        logits = std * rng.standard_normal((n, k))
+        labels = np.where(rng.random(n) < 0.4, logits.argmax(1), rng.integers(0, k, n))
+        fit = tcil.fit_temperature(logits, labels)
+        assert math.isfinite(fit.temperature)
+        assert fit.temperature > 0
+        if fit.verdict == "ok":
+            assert abs(fit.gradient) <= 1e-10 * max(1.0, std)
+
+
 def test_nearly_all_correct_gives_a_small_temperature():
     logits = torch.eye(3).double()[torch.arange(300) % 3] * 10
     labels = torch.arange(300) % 3
@@ -153,9 +180,16 @@ def test_sgd_under_converges_and_diverges_as_stated():
     labels = torch.where(torch.rand(100, generator=generator) < 0.6, logits.argmax(1), torch.arange(100) % 10)
     exact, sgd = (tcil.fit_temperature(logits, labels, solver=s).temperature for s in ("exact", "sgd"))
     assert sgd < 0.95 * exact
-    # All correct: the optimum is T = 0, and the authors' schedule steps right over it.
-    over = tcil.fit_temperature(0.3 * torch.eye(4)[torch.arange(200) % 4], torch.arange(200) % 4, solver="sgd")
+    # All but one correct: the optimum is a small T, and the authors' schedule steps right over it.
+    labels = torch.arange(200) % 4
+    near = 0.3 * torch.eye(4)[labels]
+    near[0] = 0.3 * torch.eye(4)[1]
+    over = tcil.fit_temperature(near, labels, solver="sgd")
     assert (over.verdict, over.temperature, over.limit) == ("diverged", 1.0, 0.0)
+    assert 0 < tcil.fit_temperature(near, labels).temperature < 0.28
+    # A degenerate set is one whatever the solver.
+    all_right = tcil.fit_temperature(3 * torch.eye(4), torch.arange(4), solver="sgd")
+    assert (all_right.verdict, all_right.temperature) == ("all_correct", 1.0)
 
 
 def test_sgd_depends_on_its_seed_only():
@@ -197,6 +231,32 @@ def test_degenerate_logits_are_said_aloud():
     assert scaling.temperature_ == 1.0
 
 
+def test_isotonic_is_the_exact_regression_and_scikit_learns():
+    """Tiny probabilities are points of their own, however near to each other."""
+    from scipy.optimize import isotonic_regression
+    from sklearn.isotonic import IsotonicRegression
+
+    rng = np.random.default_rng(0)
+    for std in (3.0, 20.0, 60.0):
+        logits = std * rng.standard_normal((400, 10))
+        labels = np.where(rng.random(400) < 0.6, logits.argmax(1), rng.integers(0, 10, 400))
+        probs = torch.softmax(torch.tensor(logits), dim=1).numpy()
+        hits = np.eye(10)[labels].ravel()
+        place = np.unique(probs.ravel(), return_inverse=True)[1]
+        mass = np.bincount(place)
+        exact = isotonic_regression(np.bincount(place, weights=hits) / mass, weights=mass.astype(float)).x[place]
+        q = exact.reshape(400, 10) + 1e-9 * probs
+        got = tcil.MulticlassIsotonic().fit(logits, labels).predict_proba(logits)
+        np.testing.assert_allclose(got, q / q.sum(1, keepdims=True), atol=1e-7)
+        if std == 3.0:
+            theirs = IsotonicRegression(out_of_bounds="clip").fit(probs.ravel(), hits)
+            new = rng.standard_normal((50, 10)) * std
+            p = torch.softmax(torch.tensor(new), dim=1).numpy()
+            q = theirs.predict(p.ravel()).reshape(50, 10) + 1e-9 * p
+            fitted = tcil.MulticlassIsotonic().fit(logits, labels)
+            np.testing.assert_allclose(fitted.predict_proba(new), q / q.sum(1, keepdims=True), atol=1e-9)
+
+
 def test_groups_get_their_own_temperature():
     generator = torch.Generator().manual_seed(5)
     logits = 4 * torch.randn(600, 4, generator=generator)
@@ -219,5 +279,14 @@ def test_history_goes_from_task_to_task():
     assert first.temperature_ == second.temperature_ == third.temperature_
     assert third.classes_ == tuple(range(6))
     assert second.history_ == first.history_
-    with pytest.raises(ValueError, match=r"history: got .*; expected history_ of an earlier"):
-        tcil.FirstTaskTemperatureScaling().fit(classes=range(4), history={"T": 3})
+    good = first.history_
+    for bad in ({"T": 3}, {**good, "temperature": math.inf}, {**good, "temperature": True}, {**good, "verdict": "x"}, 3,
+                {**good, "calibrator": "TCIL"}, {k: v for k, v in good.items() if k != "verdict"}):  # fmt: skip
+        with pytest.raises(ValueError, match=r"history: got .*; expected history_ of an earlier"):
+            tcil.FirstTaskTemperatureScaling().fit(classes=range(4), history=bad)
+    for classes in ([0, 0, 1], [0.5, 1], []):
+        with pytest.raises(ValueError, match="classes: got"):
+            tcil.FirstTaskTemperatureScaling().fit(classes=classes, history=good)
+    assert tcil.FirstTaskTemperatureScaling().fit(classes=np.arange(6), history=good).classes_ == tuple(range(6))
+    with pytest.raises(ValueError, match="logits: got 6 columns; expected 3"):
+        tcil.FirstTaskTemperatureScaling().fit([[0.0] * 5 + [2.0]], classes=range(3), history=good)

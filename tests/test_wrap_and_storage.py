@@ -56,9 +56,8 @@ class TestEveryCalibrator:
     def test_wrap_is_transform(self, fitted, name):
         task, calibrators = fitted
         calibrated = calibrators[name].wrap(task.model, wider_head=True).eval()
-        logits, _ = tcil.predict_logits(task.model, task.test, classes=range(6))
         with torch.no_grad():
-            out = calibrated(task.test[0])
+            out, logits = calibrated(task.test[0]), task.model(task.test[0])[:, :6]
         assert torch.allclose(out, calibrators[name].transform(logits), atol=1e-5)
         assert torch.allclose(out.exp().sum(1), torch.ones(len(out)).double())
 
@@ -175,6 +174,23 @@ class TestDisk:
                 lambda p: p.write_text(json.dumps({"format": "tcil-calibrator", "format_version": 1})),
                 "without calibrator",
             ),
+            *(
+                (lambda p, k=k, v=v: p.write_text(json.dumps({**json.loads(p.read_text()), k: v})), "which is damaged")
+                for k, v in [
+                    ("arrays", []),
+                    ("arrays", {}),
+                    ("options", {"foo": 1}),
+                    ("result", {}),
+                    ("result", None),
+                    ("features", 3),
+                    ("array_file", {"file": "x"}),
+                    ("classes", [0.5, 1]),
+                    ("classes", "abc"),
+                    ("head_width", "4"),
+                    ("arrays", {"temperature": {"dtype": "float64", "value": -2.0}}),
+                    ("arrays", {"temperature": {"dtype": "complex", "value": 2.0}}),
+                ]
+            ),
         ],
     )
     def test_damaged_files(self, fitted, tmp_path, damage, message):
@@ -194,6 +210,19 @@ class TestDisk:
         arrays.unlink()
         with pytest.raises(ValueError, match="without its array file"):
             tcil.Calibrator.load(path)
+
+    def test_a_folder_is_not_a_file(self, tmp_path):
+        with pytest.raises(ValueError, match="Is a directory"):
+            tcil.load(tmp_path)
+
+    def test_saving_again_leaves_no_old_arrays(self, fitted, tmp_path):
+        path = fitted[1]["MulticlassIsotonic"].save(tmp_path / "c.json")
+        labels = torch.arange(600) % 6
+        logits = torch.randn(600, 6) + 2 * torch.eye(6)[labels]
+        tcil.MulticlassIsotonic().fit(logits, labels).save(path)
+        assert len(list(tmp_path.glob("*.safetensors"))) == 1
+        fitted[1]["TCIL"].save(path)
+        assert list(tmp_path.iterdir()) == [path]
 
     def test_array_file_cannot_point_elsewhere(self, fitted, tmp_path):
         path = fitted[1]["MulticlassIsotonic"].save(tmp_path / "c.json")
@@ -332,6 +361,20 @@ class TestCalibratorsWithFeatures:
         loaded = tcil.Calibrator.load(calibrator.save(tmp_path / "c.json"), model=task.model)
         with torch.no_grad():
             assert torch.equal(loaded.wrap(task.model)(task.test[0][:4]), calibrator.wrap(task.model)(task.test[0][:4]))
+
+
+def test_wrapped_models_take_keyword_arguments():
+    class Keyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, pixel_values):
+            return self.fc(pixel_values)
+
+    scaling = tcil.TemperatureScaling().fit(5 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 2]))
+    calibrated, x = scaling.wrap(Keyword()), torch.randn(2, 4)
+    assert torch.equal(calibrated(pixel_values=x), calibrated(x))
 
 
 def test_wrapped_model_shares_the_network_and_its_mode(task):

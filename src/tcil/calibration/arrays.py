@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -16,8 +17,8 @@ ArrayLike: TypeAlias = Tensor | npt.NDArray[Any] | Sequence[Any]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-# Softmax rows sum to 1 to within this even in half precision; a whole set of logits never does by chance.
-_SUM_TOLERANCE = 2e-3
+# Softmax rows sum to 1 to within this even in half precision; several rows of logits never do by chance.
+_SUM_TOLERANCE = 5e-3
 
 
 def as_tensor(value: object, argument: str) -> Tensor:
@@ -45,8 +46,8 @@ def same_kind(result: Tensor, given: object) -> Any:
 
 
 def looks_like_probabilities(rows: Tensor) -> bool:
-    """Whether every row is non-negative and sums to 1."""
-    if rows.numel() == 0 or bool((rows < 0).any()):
+    """Whether every row is non-negative and sums to 1; one row alone may do so by chance."""
+    if len(rows) < 2 or bool((rows < 0).any()):
         return False
     sums = rows.sum(dim=1, dtype=torch.float64 if rows.device.type != "mps" else torch.float32)
     return bool(((sums - 1).abs() < _SUM_TOLERANCE).all())
@@ -115,9 +116,10 @@ def as_classes(value: Iterable[Any], argument: str) -> tuple[int, ...]:
         raise invalid(argument, repr(value), "a list of class labels, such as range(90, 100)") from None
     classes = []
     for entry in given:
-        if isinstance(entry, bool) or not hasattr(entry, "__index__"):
-            raise invalid(argument, f"the entry {entry!r}", "integer class labels")
-        classes.append(int(entry))
+        try:
+            classes.append(operator.index(entry))
+        except TypeError:
+            raise invalid(argument, f"the entry {entry!r}", "integer class labels") from None
     if not classes:
         raise invalid(argument, "no class at all", "at least one class label")
     if len(set(classes)) != len(classes):
@@ -145,6 +147,29 @@ def label_columns(labels: Tensor, classes: Sequence[int] | None, argument: str, 
     if bool(unknown.any()):
         raise invalid(argument, f"the label {labels[unknown][0].item()}", f"labels in classes={_short(classes)}", "")
     return order[place]
+
+
+def logits_and_columns(
+    logits: ArrayLike, labels: ArrayLike, classes: Iterable[Any] | None
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Checked logits on the CPU, the column of each label, and the label of each column."""
+    z = as_logits(logits).cpu()
+    names = tuple(range(z.shape[1])) if classes is None else as_classes(classes, "classes")
+    if len(names) != z.shape[1]:
+        raise invalid("classes", f"{len(names)} labels", f"{z.shape[1]}, one for each logit column")
+    columns = label_columns(as_labels(labels, length=len(z)), None if classes is None else names, "labels", z.shape[1])
+    return z, columns, names
+
+
+def whole_number(value: Any, argument: str, least: int) -> int:
+    """A whole number (numpy's too) of at least `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise invalid(argument, repr(value), f"a whole number of {least} or more")
+    return number
 
 
 def as_columns(value: Iterable[Any] | None, n_classes: int | None) -> tuple[int, ...] | None:

@@ -62,6 +62,10 @@ class Classifier:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise invalid(
+                "model", "a TorchScript module", "the nn.Module it was made from", "Calibrate before scripting."
+            )
         self.model = unwrap(model)
         self._spec = features
         if isinstance(features, str):
@@ -110,7 +114,8 @@ class Classifier:
     def place(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device and in its fastest layout, in at least float32."""
         layout = torch.channels_last if inputs.ndim == 4 and self._channels_last else torch.contiguous_format
-        return inputs.to(self.device).contiguous(memory_format=layout)
+        # A copy of its own: a network that works in place must not reach the user's data.
+        return inputs.to(self.device).clone(memory_format=layout)
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of placed inputs, in at least float32; differentiable where gradients are enabled."""
@@ -141,7 +146,7 @@ class Classifier:
         """
         with torch.enable_grad():
             x = self.place(inputs).detach().requires_grad_()
-            logits, features = self.logits_and_features(x)
+            logits, features = self.logits_and_features(x.clone())
             if not logits.requires_grad:
                 raise invalid(
                     "model",
@@ -163,7 +168,7 @@ class Classifier:
             if self.width is not None or not (self._channels_last and x.ndim == 4):
                 raise
             self._channels_last = False
-            logits = forward(x.contiguous(memory_format=torch.contiguous_format))
+            logits = forward(x.clone(memory_format=torch.contiguous_format))
         if self.width is None:
             check_kind(logits)
         check_rows(logits, inputs)

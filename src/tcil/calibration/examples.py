@@ -80,18 +80,13 @@ class ExampleStream:
         if data is None or isinstance(data, (Tensor, np.ndarray, str, bytes, dict)):
             raise invalid(self.argument, type(data).__name__, _KINDS)
         if isinstance(data, Dataset):
-            return DataLoader(data, batch_size=batch_size)
+            # A generator of its own, or making an iterator would draw from the global one.
+            return DataLoader(data, batch_size=batch_size, generator=torch.Generator())
         if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
             raise self._unstable("a DataLoader with shuffle=True")
-        if isinstance(data, DataLoader) and data.drop_last and len(data.sampler) % (data.batch_size or 1):  # type: ignore[arg-type]
-            lost = len(data.sampler) % (data.batch_size or 1)  # type: ignore[arg-type]
-            raise invalid(
-                self.argument,
-                f"a DataLoader that drops its last {lost} examples",
-                "all of them",
-                "Use drop_last=False.",
-            )
-        if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_pair(data[0]):
+        if isinstance(data, DataLoader):
+            self._refuse_dropped(data)
+        if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_batch(data[0]):
             kinds = " and ".join(type(part).__name__ for part in data)
             raise invalid(self.argument, f"a pair of {kinds}", _KINDS)
         if not hasattr(data, "__iter__"):
@@ -104,6 +99,21 @@ class ExampleStream:
                 "Pass the DataLoader itself, not iter(loader) or a generator.",
             )
         return data
+
+    def _refuse_dropped(self, loader: DataLoader[Any]) -> None:
+        """A loader that leaves out its last examples is not the whole set."""
+        batches: Any = loader.batch_sampler
+        if not (loader.drop_last or getattr(batches, "drop_last", False)):
+            return
+        size = getattr(batches, "batch_size", None) or loader.batch_size or 1
+        try:
+            sampler: Any = getattr(batches, "sampler", loader.sampler)
+            lost = str(len(sampler) % size)
+        except TypeError:
+            lost = "few"
+        if lost != "0":
+            given = f"a DataLoader that drops its last {lost} examples"
+            raise invalid(self.argument, given, "all of them", "Use drop_last=False.")
 
     def _peek(self) -> None:
         """Read the first batch twice: what can be refused is refused before the model runs."""
@@ -179,6 +189,10 @@ class ExampleStream:
 
 def _is_array(value: object) -> bool:
     return isinstance(value, (Tensor, np.ndarray))
+
+
+def _is_batch(value: object) -> bool:
+    return _is_pair(value) or isinstance(value, Mapping)
 
 
 def _is_pair(value: object) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -68,24 +70,29 @@ class FeatureSource:
     """How to get logits and features from one forward pass.
 
     Either the input of the modules `heads` (by name; "" is the model itself), or the output of the module `body`,
-    or a function `extract` followed by `head`.
+    or a function `extract` followed by `head`. A module may be called several times in one pass: `call` says which
+    of its calls counts.
     """
 
     heads: tuple[str, ...] = ()
     body: str | None = None
+    call: int = 0
     extract: Callable[..., Tensor] | None = None
     head: Callable[[Tensor], Any] | None = None
+
+    def storable(self) -> FeatureSource | None:
+        """The source as names, which can be saved and copied; None for the user's own functions."""
+        return None if self.extract is not None else self
 
     def run(self, model: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
         """Logits and features of one batch."""
         if self.extract is not None and self.head is not None:
             features = self.extract(*inputs, **options)
             return select_logits(self.head(features)), features
-        seen: list[Tensor] = []
+        seen: list[Any] = []
 
         def note_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            seen.append(tensors[0])
+            seen.append(_feature_argument(args, kwargs, len(inputs[0]) if inputs else None))
 
         def note_output(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             seen.append(output)
@@ -98,7 +105,7 @@ class FeatureSource:
             logits = select_logits(model(*inputs, **options))
         finally:
             handle.remove()
-        return logits, seen[-1]
+        return logits, seen[self.call]
 
 
 @dataclass
@@ -110,10 +117,11 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Tensor
+    number: int
 
     @property
     def features(self) -> Tensor | None:
-        return next((v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor)), None)
+        return _feature_argument(self.args, self.kwargs, len(self.output))
 
     def emits(self, logits: Tensor) -> bool:
         """Whether the output begins with these logits and is not merely passed through."""
@@ -123,13 +131,16 @@ class _Call:
         return not (self.features.shape == self.output.shape and _equal(self.features, self.output))
 
     def rerun(self, features: Tensor) -> Tensor:
-        args, kwargs = list(self.args), dict(self.kwargs)
-        for i, value in enumerate(args):
-            if isinstance(value, Tensor):
-                args[i] = features
-                return select_logits(self.module(*args, **kwargs))
-        key = next(k for k, value in kwargs.items() if isinstance(value, Tensor))
-        return select_logits(self.module(*args, **{**kwargs, key: features}))
+        own = self.features
+        args = [features if value is own else value for value in self.args]
+        kwargs = {key: features if value is own else value for key, value in self.kwargs.items()}
+        return select_logits(self.module(*args, **kwargs))
+
+
+def _feature_argument(args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None) -> Tensor | None:
+    """The argument that holds features: the first tensor with one row for each input."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim > 0]
+    return next((value for value in tensors if rows is None or len(value) == rows), None)
 
 
 def find_source(model: nn.Module, spec: FeatureSpec | None, x: Tensor) -> tuple[FeatureSource, Tensor, Tensor]:
@@ -146,10 +157,13 @@ def find_source(model: nn.Module, spec: FeatureSpec | None, x: Tensor) -> tuple[
         named = [call for call in calls if call.name == spec and call.emits(logits)]
         if named:
             heads = named[-1:]
-        elif heads and body_outputs and isinstance(body_outputs[-1], Tensor):
-            features = body_outputs[-1]
-            _verify(logits, lambda: _rerun(heads, features), f"features={spec!r}", _names(heads))
-            return FeatureSource(body=spec), logits, features
+        elif heads and body_outputs and all(isinstance(output, Tensor) for output in body_outputs):
+            number = next(
+                (i for i, f in enumerate(body_outputs) if not _mismatch(logits, partial(_rerun, heads, f))), 0
+            )
+            features = body_outputs[number]
+            _verify(logits, partial(_rerun, heads, features), f"features={spec!r}", _names(heads))
+            return FeatureSource(body=spec, call=number), logits, features
         else:
             raise invalid(
                 f"features={spec!r}",
@@ -177,24 +191,26 @@ def find_source(model: nn.Module, spec: FeatureSpec | None, x: Tensor) -> tuple[
         )
     features = cast(Tensor, heads[0].features)
     _verify(logits, lambda: _rerun(heads, features), "features", _names(heads))
-    return FeatureSource(heads=tuple(call.name for call in heads)), logits, features
+    return FeatureSource(heads=tuple(call.name for call in heads), call=heads[0].number), logits, features
 
 
 def _watch(model: nn.Module, x: Tensor, named: str | None) -> tuple[list[_Call], list[Any], Tensor]:
     """All module calls, innermost first, that put out one row of scores per input; and the named module's outputs."""
     calls: list[_Call] = []
     outputs: list[Any] = []
+    counts: Counter[str] = Counter()
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if name == named:
                 outputs.append(output)
+            counts[name] += 1
             if isinstance(output, Mapping):
                 output = output.get("logits")
             elif not isinstance(output, Tensor):
                 output = getattr(output, "logits", None)
             if isinstance(output, Tensor) and output.ndim == 2 and len(output) == len(x):
-                calls.append(_Call(name, module, args, kwargs, output))
+                calls.append(_Call(name, module, args, kwargs, output, counts[name] - 1))
 
         return hook
 
@@ -247,6 +263,18 @@ def _extracted(extract: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def _verify(logits: Tensor, rerun: Callable[[], Tensor], argument: str, head: str) -> None:
     """Re-running the head on the features must give the logits, else they are not its features."""
+    problem = _mismatch(logits, rerun)
+    if problem:
+        raise invalid(
+            argument,
+            f"features on which re-running {head} {problem}",
+            "features that the head turns into the logits",
+            _NAME_FEATURES,
+        )
+
+
+def _mismatch(logits: Tensor, rerun: Callable[[], Tensor]) -> str:
+    """How the head's answer differs from the logits; empty where it does not."""
     try:
         again = rerun()
         problem = "" if again.shape[1] >= logits.shape[1] else f"gives {again.shape[1]} of {logits.shape[1]} logits"
@@ -258,13 +286,7 @@ def _verify(logits: Tensor, rerun: Callable[[], Tensor], argument: str, head: st
             problem = f"differs from the logits by up to {gap:.3g}" if not gap <= fine * scale else ""
     except (RuntimeError, TypeError, ValueError) as error:
         problem = f"fails: {str(error).splitlines()[0]}"
-    if problem:
-        raise invalid(
-            argument,
-            f"features on which re-running {head} {problem}",
-            "features that the head turns into the logits",
-            _NAME_FEATURES,
-        )
+    return problem
 
 
 def _names(heads: list[_Call]) -> str:

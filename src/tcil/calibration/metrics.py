@@ -10,7 +10,7 @@ classes under-confident. All figures are fractions, not percentages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self, TypeVar
 
@@ -29,6 +29,7 @@ from tcil.calibration.arrays import (
     as_tensor,
     as_weights,
     label_columns,
+    whole_number,
 )
 from tcil.calibration.errors import invalid
 
@@ -83,6 +84,7 @@ class _Sample:
 
     def __init__(self, probs: Floats, labels: Ints, weight: Floats) -> None:
         self.probs, self.labels, self.weight = probs, labels, weight
+        self.kept = np.ones(len(labels), dtype=bool)
 
     @classmethod
     def checked(
@@ -93,7 +95,15 @@ class _Sample:
         if names is not None and len(names) != rows.shape[1]:
             raise invalid("classes", f"{len(names)} labels", f"{rows.shape[1]}, one for each column")
         own = label_columns(as_labels(labels, length=len(rows)), names, "labels", rows.shape[1])
-        return cls(rows, own.numpy(), as_weights(sample_weight, len(rows)))
+        return cls(rows, own.numpy(), as_weights(sample_weight, len(rows)))._weighty()
+
+    def _weighty(self) -> Self:
+        """Without the rows of weight 0, which count for nothing; `kept` remembers which those were."""
+        self.kept = self.weight > 0
+        if not self.kept.all():
+            self.probs, self.labels = self.probs[self.kept], self.labels[self.kept]
+            self.weight = self.weight[self.kept]
+        return self
 
     def take(self, rows: npt.NDArray[np.bool_]) -> _Sample:
         return _Sample(self.probs[rows], self.labels[rows], self.weight[rows])
@@ -114,17 +124,21 @@ class _Sample:
         return own
 
     def mean(self, values: Floats) -> float:
-        total = self.weight.sum()
-        return float(values @ self.weight / total) if total > 0 else float("nan")
+        return float(values @ self.weight / self.weight.sum())
 
 
 def _by_group(metric: Callable[[_Sample], _Result], sample: _Sample, groups: ArrayLike | None) -> dict[Any, _Result]:
     if groups is None:
         return {}
     keys = np.asarray(groups.cpu() if isinstance(groups, Tensor) else groups)
-    if keys.shape != sample.labels.shape:
-        raise invalid("groups", f"shape {keys.shape}", f"({len(sample.labels)},), one group for each sample")
-    return {key.item() if hasattr(key, "item") else key: metric(sample.take(keys == key)) for key in np.unique(keys)}
+    if keys.shape != sample.kept.shape:
+        raise invalid("groups", f"shape {keys.shape}", f"({len(sample.kept)},), one group for each sample")
+    keys = keys[sample.kept]
+    try:
+        found = np.unique(keys)
+    except TypeError:
+        raise invalid("groups", "values that cannot be ordered", "numbers or text, not both") from None
+    return {key.item() if hasattr(key, "item") else key: metric(sample.take(keys == key)) for key in found}
 
 
 def _score(
@@ -262,8 +276,7 @@ def brier_parts(
         return BrierParts(brier, brier - refinement, refinement)
 
     sample = _Sample.checked(probs, labels, sample_weight, classes)
-    whole = parts(sample)
-    return BrierParts(whole.brier, whole.calibration, whole.refinement, _by_group(parts, sample, groups))
+    return replace(parts(sample), by_group=_by_group(parts, sample, groups))
 
 
 def _brier(s: _Sample) -> float:
@@ -273,24 +286,21 @@ def _brier(s: _Sample) -> float:
 def _refinement(s: _Sample) -> float:
     """The Brier score after the best monotone recalibration of each class."""
     loss = 0.0
-    kept = s.weight > 0
-    weight = s.weight[kept]
     for k in range(s.probs.shape[1]):
-        points, place = np.unique(s.probs[kept, k], return_inverse=True)
-        hits = (s.labels[kept] == k).astype(np.float64)
-        mass = np.bincount(place, weights=weight)
-        rate = np.bincount(place, weights=weight * hits) / mass
+        points, place = np.unique(s.probs[:, k], return_inverse=True)
+        hits = (s.labels == k).astype(np.float64)
+        mass = np.bincount(place, weights=s.weight)
+        rate = np.bincount(place, weights=s.weight * hits) / mass
         level = isotonic_regression(rate, weights=mass).x[place] if len(points) > 1 else rate[place]
-        loss += float(weight @ (level - hits) ** 2)
-    return loss / float(weight.sum())
+        loss += float(s.weight @ (level - hits) ** 2)
+    return loss / float(s.weight.sum())
 
 
 # --- calibration error ------------------------------------------------------------------------------------------
 
 
 def _check_bins(n_bins: int) -> None:
-    if isinstance(n_bins, bool) or not isinstance(n_bins, int) or n_bins < 1:
-        raise invalid("n_bins", repr(n_bins), "a whole number of 1 or more")
+    whole_number(n_bins, "n_bins", 1)
 
 
 def _bin_of(confidence: Floats, n_bins: int) -> npt.NDArray[np.intp]:
@@ -455,9 +465,7 @@ def reliability_bins(
 
     sample = _Sample.checked(probs, labels, sample_weight, classes)
     whole, by_group = bins(sample), _by_group(bins, sample, groups)
-    return ReliabilityBins(
-        whole.lower, whole.upper, whole.count, whole.weight, whole.confidence, whole.accuracy, by_group
-    )
+    return replace(whole, by_group=by_group)
 
 
 # --- what chance does to ECE ------------------------------------------------------------------------------------
@@ -509,39 +517,49 @@ def noise_floor(
     True
     """
     _check_bins(n_bins)
+    n_draws = whole_number(n_draws, "n_draws", 1)
     rows = as_probabilities(probs)
+    sample = _Sample(rows, np.zeros(len(rows), dtype=np.int64), as_weights(sample_weight, len(rows)))._weighty()
 
     def floor(s: _Sample) -> float:
-        def draw(rng: np.random.Generator, size: int) -> tuple[None, Floats]:
-            hits = rng.random((size, len(s.confidence))) < s.confidence
-            return None, s.confidence - hits
+        return float(_noise_draws(s, n_bins, n_draws, seed).mean())
 
-        place = _bin_of(s.confidence, n_bins)
-        return float(_resampled_gaps(draw, place, s.weight, n_bins, n_draws, seed).mean())
-
-    sample = _Sample(rows, np.zeros(len(rows), dtype=np.int64), as_weights(sample_weight, len(rows)))
     return Score(floor(sample), _by_group(floor, sample, groups))
+
+
+def _noise_draws(s: _Sample, n_bins: int, n_draws: int, seed: int) -> Floats:
+    """ECEs of sets of labels drawn from the confidences themselves."""
+
+    def draw(rng: np.random.Generator, size: int) -> tuple[None, Floats]:
+        return None, s.confidence - (rng.random((size, len(s.confidence))) < s.confidence)
+
+    return _resampled_gaps(draw, _bin_of(s.confidence, n_bins), s.weight, n_bins, n_draws, seed)
 
 
 @dataclass(frozen=True)
 class CalibrationEstimate:
-    """ECE with what chance does to it: the noise floor, and a bootstrap interval for the true error.
+    """ECE with what chance does to it: noise floor, and a bootstrap interval for the true error.
+
+    `noise_floor` is the mean ECE of a perfectly calibrated model on such a set, `noise_ceiling` the ECE that it stays
+    below 95 times in 100. `low` and `high` bound the model's true error; near 0 they are too narrow, so that
+    `above_noise` goes by the ceiling instead.
 
     >>> from tcil import metrics
-    >>> metrics.CalibrationEstimate(ece=0.05, noise_floor=0.01, low=0.03, high=0.06).above_noise
+    >>> metrics.CalibrationEstimate(ece=0.05, noise_floor=0.01, noise_ceiling=0.02, low=0.03, high=0.06).above_noise
     True
     """
 
     ece: float
     noise_floor: float
+    noise_ceiling: float
     low: float
     high: float
     by_group: Mapping[Any, CalibrationEstimate] = field(default_factory=dict)
 
     @property
     def above_noise(self) -> bool:
-        """Whether even the low end of the interval lies above 0."""
-        return self.low > 0
+        """Whether a perfectly calibrated model would score this badly less than 5 times in 100."""
+        return self.ece > self.noise_ceiling
 
 
 def calibration_estimate(
@@ -570,6 +588,7 @@ def calibration_estimate(
     (0.4, True, True)
     """
     _check_bins(n_bins)
+    n_resamples = whole_number(n_resamples, "n_resamples", 1)
     if not 0 < level < 1:
         raise invalid("level", repr(level), "a number between 0 and 1, such as 0.95")
     sample = _Sample.checked(probs, labels, sample_weight, classes)
@@ -585,11 +604,12 @@ def calibration_estimate(
         place = _bin_of(s.confidence, n_bins)
         resampled = _resampled_gaps(draw, place, s.weight, n_bins, n_resamples, seed)
         bottom, top = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
-        floor = float(noise_floor(s.probs, n_bins, seed=seed, sample_weight=s.weight))
-        return CalibrationEstimate(ece, floor, max(0.0, 2 * ece - float(top)), max(0.0, 2 * ece - float(bottom)))
+        noise = _noise_draws(s, n_bins, 400, seed)
+        low, high = max(0.0, 2 * ece - float(top)), max(0.0, 2 * ece - float(bottom))
+        return CalibrationEstimate(ece, float(noise.mean()), float(np.quantile(noise, 0.95)), low, high)
 
     whole, by_group = estimate(sample), _by_group(estimate, sample, groups)
-    return CalibrationEstimate(whole.ece, whole.noise_floor, whole.low, whole.high, by_group)
+    return replace(whole, by_group=by_group)
 
 
 # --- selective prediction ---------------------------------------------------------------------------------------
@@ -601,9 +621,8 @@ def _risk_curve(s: _Sample) -> tuple[Floats, Floats]:
     _, tie = np.unique(-s.confidence[order], return_inverse=True)
     weight = s.weight[order]
     mass = np.bincount(tie, weights=weight)
-    with np.errstate(invalid="ignore"):
-        error = np.bincount(tie, weights=weight * (1 - s.correct[order])) / mass
-    return weight, np.where(weight > 0, error[tie], 0.0)
+    error = np.bincount(tie, weights=weight * (1 - s.correct[order])) / mass
+    return weight, error[tie]
 
 
 def area_under_risk_coverage(
@@ -624,8 +643,8 @@ def area_under_risk_coverage(
     def area(s: _Sample) -> float:
         weight, error = _risk_curve(s)
         covered = np.cumsum(weight)
-        risk = np.cumsum(weight * error)[covered > 0] / covered[covered > 0]
-        return float(weight[covered > 0] @ risk / covered[-1])
+        risk = np.cumsum(weight * error) / covered
+        return float(weight @ risk / covered[-1])
 
     return _score(area, probs, labels, sample_weight, groups, classes)
 

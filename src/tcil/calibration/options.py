@@ -82,6 +82,10 @@ class Verdict(Option):
         "target_jumped",
         "the temperature jumps over the target from one degenerate case to the other: too few new exemplars",
     )
+    BELOW_TOLERANCE = (
+        "below_tolerance",
+        "the magnitude lies below the tolerance of the search: inputs on a small scale need a smaller tolerance",
+    )
     BRACKET_WIDENED = (
         "bracket_widened",
         "the target lies beyond magnitude 1 and the inputs' own scale is larger, so the search went on up to it",

@@ -149,4 +149,5 @@ def search_magnitude(
     if high == top:
         return outcome(top, False, top, *widened, Verdict.TARGET_ABOVE_RANGE)
     jumped = (Verdict.TARGET_JUMPED,) if low.temperature == 0.0 and seen_high == math.inf else ()
-    return outcome((low.magnitude + high) / 2, not jumped, top, *widened, *jumped)
+    coarse = (Verdict.BELOW_TOLERANCE,) if low.magnitude == 0.0 else ()
+    return outcome((low.magnitude + high) / 2, not jumped, top, *widened, *jumped, *coarse)

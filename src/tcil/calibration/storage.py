@@ -43,6 +43,7 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path
         # The array file is named by its content: an older JSON never meets newer arrays.
         beside = {"file": f"{path.stem}.{digest[:12]}.safetensors", "sha256": digest}
         _replace(path.with_name(beside["file"]), content)
+    before = _array_file(path)
     whole = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -52,15 +53,27 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path
         "array_file": beside,
     }
     _replace(path, json.dumps(whole, indent=2, allow_nan=False).encode())
+    if before is not None and (beside is None or before.name != beside["file"]):
+        before.unlink(missing_ok=True)  # the arrays of what was saved here before
     return path
+
+
+def _array_file(path: Path) -> Path | None:
+    """The array file that an earlier save to this path left beside it."""
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        name = record["array_file"]["file"] if record["format"] == FORMAT else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return path.with_name(name) if name and Path(name).name == name else None
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The record and its arrays; damaged or foreign files are refused."""
     try:
         record = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise invalid("path", str(path), "an existing file written by save()") from None
+    except OSError as error:
+        raise invalid("path", f"{path} ({error.strerror})", "an existing file written by save()") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise invalid("path", f"{path}, which is not JSON ({error})", "a file written by save()") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
@@ -78,26 +91,24 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "classes",
         "head_width",
         "columns",
-        "heads",
-        "body",
+        "features",
         "model_hash",
         "result",
         "history",
-        "arrays",
     )
     missing = [key for key in wanted if key not in record]
     if missing:
         raise invalid("path", f"{path} without {', '.join(missing)}", "a whole file written by save()")
-    arrays = {name: _from_inline(value) for name, value in record["arrays"].items()}
-    if record.get("array_file"):
-        beside, digest = (
-            path.with_name(Path(record["array_file"]["file"]).name),
-            record["array_file"]["sha256"],
-        )
+    try:
+        arrays = {name: _from_inline(value) for name, value in record["arrays"].items()}
+        beside = record["array_file"] and path.with_name(Path(record["array_file"]["file"]).name)
+        digest = beside and record["array_file"]["sha256"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise invalid("path", f"{path}, which is damaged ({error!r})", "a file as save() wrote it") from error
+    if beside:
         if not beside.exists():
-            raise invalid(
-                "path", f"{path} without its array file", f"{beside.name} beside it", "Move the two together."
-            )
+            expected = f"{beside.name} beside it"
+            raise invalid("path", f"{path} without its array file", expected, "Move the two together.")
         content = beside.read_bytes()
         if hashlib.sha256(content).hexdigest() != digest:
             raise invalid("path", f"{beside}, which does not match its checksum", "the array file that save() wrote")
@@ -140,11 +151,14 @@ def decode(kind: Any, value: Any) -> Any:
 
 
 def _inline(value: Tensor) -> dict[str, Any]:
-    return {"dtype": str(value.dtype).removeprefix("torch."), "value": value.tolist()}
+    return {"dtype": str(value.dtype).removeprefix("torch."), "value": encode(value.tolist())}
 
 
 def _from_inline(entry: dict[str, Any]) -> Tensor:
-    return torch.tensor(entry["value"], dtype=_DTYPES[entry["dtype"]])
+    value, dtype = entry["value"], _DTYPES[entry["dtype"]]
+    if dtype.is_floating_point:  # infinities and NaN are text
+        value = [float(x) for x in value] if isinstance(value, list) else float(value)
+    return torch.tensor(value, dtype=dtype)
 
 
 def _replace(path: Path, content: bytes) -> None:

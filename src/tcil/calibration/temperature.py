@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tcil.calibration.arrays import ArrayLike, as_classes, as_labels, as_logits, label_columns
+from tcil.calibration.arrays import ArrayLike, logits_and_columns
 from tcil.calibration.options import Option, Verdict
 
 # Rows are widened to float64 this many elements at a time, so that the solve needs little beyond the logits.
@@ -43,7 +43,8 @@ class TemperatureFit:
     """A fitted temperature with its verdict.
 
     `temperature` is 1.0 unless `verdict` is "ok"; `limit` is where the optimum really lies (0 or infinity for a
-    degenerate set). `gradient` is the derivative of the mean NLL with respect to 1/T at `temperature`.
+    degenerate set). `gradient` is the derivative of the mean NLL with respect to 1/T at `temperature`: at most 1e-10
+    times the spread of the logits where the exact solver found a root.
 
     >>> import tcil
     >>> fit = tcil.fit_temperature([[2.0, 0.0], [0.0, 3.0]], [0, 1])
@@ -87,99 +88,109 @@ def fit_temperature(
     (2.2324, 'ok', True)
     """
     solver = Solver.parse(solver, "solver")
-    z = as_logits(logits).cpu()
-    names = None if classes is None else as_classes(classes, "classes")
-    y = label_columns(as_labels(labels, length=len(z)), names, "labels", z.shape[1])
+    z, y, _ = logits_and_columns(logits, labels, classes)
     return solve_temperature(z, y, solver, seed)
 
 
 def solve_temperature(z: Tensor, y: Tensor, solver: Solver = Solver.EXACT, seed: int = 0) -> TemperatureFit:
     """TempOpt on checked logits and label columns."""
     loss = _Loss(z, y)
-    nll_before, gradient, _ = loss.at(1.0)
-    verdict = loss.degenerate_case()
-    temperature = 1.0
-    if solver is Solver.SGD and verdict is not Verdict.CONSTANT_LOGITS:
-        raw = _sgd(z, y, seed)
-        verdict = Verdict.OK if math.isfinite(raw) and raw > 0 else Verdict.DIVERGED
-        temperature = raw if verdict is Verdict.OK else 1.0
+    temperature, verdict = 1.0, loss.verdict
+    if verdict is Verdict.OK and solver is Solver.EXACT:
+        temperature = loss.spread / _root(loss)
     elif verdict is Verdict.OK:
-        temperature = 1.0 / _root(loss)
-    nll_after = nll_before
-    if temperature != 1.0:
-        nll_after, gradient, _ = loss.at(1.0 / temperature)
+        raw = _sgd(z, y, seed)
+        if math.isfinite(raw) and raw > 0:
+            temperature = raw
+        else:
+            verdict = Verdict.DIVERGED
+    nll_before, gradient = loss.nll(1.0)
+    nll_after, gradient = loss.nll(temperature) if temperature != 1.0 else (nll_before, gradient)
     return TemperatureFit(temperature, verdict, nll_before, nll_after, gradient, len(z), solver)
 
 
 class _Loss:
-    """L(b) with its two derivatives. Rows are shifted so that their maximum is 0: nothing overflows."""
+    """L and its derivatives, in units in which the logits have spread 1, so that any scale is as good as another.
+
+    Rows are shifted so that their maximum is 0: nothing overflows. `spread` is the mean distance of a row's maximum to
+    its mean; `at(c)` is at b = c / spread.
+    """
 
     def __init__(self, z: Tensor, y: Tensor) -> None:
         self._z, self._y, self._n = z, y, len(z)
         self._rows = max(1, _CHUNK_ELEMENTS // z.shape[1])
+        self.spread = 1.0
+        above = below = spread = 0.0
+        for rows, own in self._chunks():
+            means = rows.mean(dim=1)
+            above += float(-own.sum())
+            below += float((own - means).sum())
+            spread += float(-means.sum())
+        self.verdict = _verdict(above, below, spread)
+        self.spread = spread / self._n or 1.0
         self._only_chunk = [self._chunk(0)] if self._n <= self._rows else None
 
     def _chunk(self, start: int) -> tuple[Tensor, Tensor]:
         rows = self._z[start : start + self._rows].double()
-        rows = rows - rows.amax(dim=1, keepdim=True)
+        rows = (rows - rows.amax(dim=1, keepdim=True)) / self.spread
         return rows, rows.gather(1, self._y[start : start + self._rows, None]).squeeze(1)
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        if self._only_chunk is not None:
-            yield from self._only_chunk
+        if getattr(self, "_only_chunk", None) is not None:
+            yield from self._only_chunk or ()
         else:
             yield from (self._chunk(start) for start in range(0, self._n, self._rows))
 
-    def at(self, b: float) -> tuple[float, float, float]:
-        """L(b), L'(b) and L''(b)."""
+    def at(self, c: float) -> tuple[float, float, float]:
+        """L, L' and L'' with respect to c."""
         value = slope = curvature = 0.0
         for rows, own in self._chunks():
-            weight = torch.exp(b * rows)
+            weight = torch.exp(c * rows)
             total = weight.sum(dim=1)
             weight /= total[:, None]
             mean = (weight * rows).sum(dim=1)
-            value += float((total.log() - b * own).sum())
+            value += float((total.log() - c * own).sum())
             slope += float((mean - own).sum())
             curvature += float((weight * (rows - mean[:, None]).square()).sum())
         return value / self._n, slope / self._n, curvature / self._n
 
-    def degenerate_case(self) -> Verdict:
-        """Whether L' has a root: its limits are -below at b = 0 and +above at b = infinity."""
-        above = below = spread = 0.0
-        for rows, own in self._chunks():
-            above += float(-own.sum())
-            below += float((own - rows.mean(dim=1)).sum())
-            spread += float(-rows.mean(dim=1).sum())
-        self.spread = spread / self._n
-        if spread == 0.0:
-            return Verdict.CONSTANT_LOGITS
-        if above == 0.0:
-            return Verdict.ALL_CORRECT
-        if below <= 1e-15 * spread:  # zero up to rounding
-            return Verdict.ANTI_INFORMATIVE
-        return Verdict.OK
+    def nll(self, temperature: float) -> tuple[float, float]:
+        """The mean NLL at a temperature, and its derivative with respect to 1/T."""
+        value, slope, _ = self.at(self.spread / temperature)
+        return value, slope * self.spread
+
+
+def _verdict(above: float, below: float, spread: float) -> Verdict:
+    """Whether L' has a root, by its limits: -below at b = 0 and +above at b = infinity."""
+    if spread == 0.0:
+        return Verdict.CONSTANT_LOGITS
+    if above == 0.0:
+        return Verdict.ALL_CORRECT
+    if below <= 1e-15 * spread:  # zero up to rounding
+        return Verdict.ANTI_INFORMATIVE
+    return Verdict.OK
 
 
 def _root(loss: _Loss) -> float:
-    """The root of L' by Newton's method in log b, kept inside a shrinking bracket."""
-    low, high = -math.inf, math.inf
-    point = -math.log(loss.spread)  # the scale of the logits is the natural unit of T
+    """The root of L' by Newton's method in log c, kept inside a shrinking bracket."""
+    low, high, point = -math.inf, math.inf, 0.0
     for _ in range(300):
-        b = math.exp(point)
-        _, slope, curvature = loss.at(b)
+        c = math.exp(point)
+        _, slope, curvature = loss.at(c)
         low, high = (point, high) if slope < 0 else (low, point)
-        if abs(slope) <= 1e-16 * loss.spread:
+        step = -slope / (c * curvature) if curvature > 0 else math.copysign(2.0, -slope)
+        step = max(-2.0, min(2.0, step))
+        resolution = 4e-16 * max(1.0, abs(point))
+        if abs(step) <= resolution or high - low <= resolution:
             break
-        step = -slope / (b * curvature) if curvature > 0 else math.copysign(2.0, -slope)
-        proposal = point + max(-2.0, min(2.0, step))
-        if not low < proposal < high:
-            proposal = (low + high) / 2
-        if abs(proposal - point) <= 2e-16 * max(1.0, abs(point)):
-            break
-        point = proposal
+        point += step
+        if not low < point < high:
+            point = (low + high) / 2
     slope = loss.at(math.exp(point))[1]
-    if abs(slope) > 1e-10 * max(1.0, loss.spread):
-        raise RuntimeError(f"fit_temperature: the gradient is still {slope:.3g} at T = {math.exp(-point):.6g}")
+    if abs(slope) > 1e-10:
+        raise RuntimeError(
+            f"fit_temperature: the gradient is still {slope:.3g} at T = {loss.spread / math.exp(point):.6g}"
+        )
     return math.exp(point)
 
 

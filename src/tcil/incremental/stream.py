@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +96,9 @@ class TaskStream:
 
     def __getitem__(self, index: int) -> Task:
         return self._tasks[index]
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._tasks)
 
     def seen(self, index: int) -> int:
         """How many classes have come by the end of task `index`."""

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration import storage
-from tcil.calibration.arrays import ArrayLike, as_logits, as_tensor, pick_columns, same_kind
+from tcil.calibration.arrays import (
+    ArrayLike,
+    as_classes,
+    as_logits,
+    as_tensor,
+    pick_columns,
+    same_kind,
+    whole_number,
+)
 from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap
 from tcil.calibration.classifier import unwrap, weights_hash
 from tcil.calibration.errors import NotFittedError, WeightsMismatchError, invalid
@@ -118,8 +126,7 @@ class Calibrator(ABC):
 
         `model` records the hash of its weights for calibrators that were fitted on logits alone.
         """
-        state = self._fit_state
-        mapping = self._mapping()
+        state, source = self._fit_state, self._fit_state.source
         if model is not None:
             self.check_weights(model)
         record = {
@@ -128,13 +135,12 @@ class Calibrator(ABC):
             "classes": list(state.classes),
             "head_width": state.head_width,
             "columns": state.columns,
-            "heads": list(state.source.heads) if state.source else [],
-            "body": state.source.body if state.source else None,
+            "features": None if source is None else [list(source.heads), source.body, source.call],
             "model_hash": weights_hash(model) if model is not None else state.model_hash,
             "result": storage.encode(state.result),
             "history": state.history,
         }
-        return storage.write(Path(path), record, {name: value.cpu() for name, value in mapping.named_buffers()})
+        return storage.write(Path(path), record, {name: value.cpu() for name, value in state.mapping.named_buffers()})
 
     @classmethod
     def load(cls, path: str | Path, *, model: nn.Module | None = None, force: bool = False) -> Self:
@@ -155,18 +161,11 @@ class Calibrator(ABC):
             )
         if not issubclass(kind, cls):
             raise invalid("path", f"{path}, a saved {name}", f"a saved {cls.__name__}")
-        calibrator = kind(**record["options"])
-        heads, body = tuple(record["heads"]), record["body"]
-        calibrator._state = _Fitted(
-            mapping=kind.map_type(**arrays),
-            classes=tuple(record["classes"]),
-            result=storage.decode(kind.result_type, record["result"]),
-            head_width=record["head_width"],
-            columns=None if record["columns"] is None else tuple(record["columns"]),
-            source=FeatureSource(heads=heads, body=body) if heads or body is not None else None,
-            model_hash=record["model_hash"],
-            history=record["history"],
-        )
+        try:
+            calibrator = kind(**record["options"])
+            calibrator._state = _restored(kind, record, arrays)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise invalid("path", f"{path}, which is damaged ({error!r})", "a file as save() wrote it") from error
         if model is not None and not force:
             calibrator.check_weights(model)
         return calibrator
@@ -262,14 +261,15 @@ class CalibratedModel(nn.Module):
         self._source = source
         self.training = self.calibration.training = model.training
 
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Calibrated log-probabilities of the inputs, (N, K), in float64."""
+    def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        """Calibrated log-probabilities of the inputs, (N, K), in float64; all arguments go to the network."""
+        inputs = args if x is None else (x, *args)
         features = None
         if self.calibration.needs_features and self._source is not None:
-            logits, features = self._source.run(self.model, x, *args, **kwargs)
+            logits, features = self._source.run(self.model, *inputs, **kwargs)
             features = features.flatten(1)
         else:
-            logits = select_logits(self.model(x, *args, **kwargs))
+            logits = select_logits(self.model(*inputs, **kwargs))
         width, known = logits.shape[1], len(self.classes)
         if width < known or (self._head_width is not None and width != self._head_width):
             raise invalid(
@@ -291,6 +291,25 @@ class _Fitted:
     source: FeatureSource | None = None
     model_hash: str | None = None
     history: dict[str, Any] | None = None
+
+
+def _restored(kind: type[Calibrator], record: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> _Fitted:
+    """The fitted state in a record; raises on anything that no fit could have written."""
+    mapping = kind.map_type(**arrays)
+    result = storage.decode(kind.result_type, record["result"])
+    if getattr(result, "temperature", 0.0) is not None and not mapping.sound():
+        raise ValueError(f"arrays that no {kind.__name__} has: {dict(mapping.named_buffers())}")
+    columns, source, width = record["columns"], record["features"], record["head_width"]
+    return _Fitted(
+        mapping=mapping,
+        classes=as_classes(record["classes"], "classes"),
+        result=result,
+        head_width=None if width is None else whole_number(width, "head_width", 1),
+        columns=None if columns is None else as_classes(columns, "columns"),
+        source=None if source is None else FeatureSource(tuple(source[0]), source[1], int(source[2])),
+        model_hash=record["model_hash"],
+        history=record["history"],
+    )
 
 
 def _plain_options(calibrator: Calibrator) -> Mapping[str, Any]:

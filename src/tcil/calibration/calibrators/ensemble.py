@@ -12,13 +12,11 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from tcil.calibration.arrays import ArrayLike, Floats
+from tcil.calibration.arrays import ArrayLike, Floats, logits_and_columns
 from tcil.calibration.calibrators.base import Calibrator
-from tcil.calibration.calibrators.inputs import logits_and_columns
+from tcil.calibration.calibrators.inputs import BOUNDS
 from tcil.calibration.calibrators.maps import CalibrationMap, EnsembleMap
 from tcil.calibration.options import Verdict
-
-BOUNDS = (0.05, 5.0)  # the method's own range for T
 
 
 @dataclass(frozen=True)

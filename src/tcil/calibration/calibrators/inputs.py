@@ -1,4 +1,4 @@
-"""The opening lines of every `fit`: logits and labels checked and brought to columns."""
+"""What several calibrators check when they are made or fitted."""
 
 from __future__ import annotations
 
@@ -8,20 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tcil.calibration.arrays import ArrayLike, as_classes, as_labels, as_logits, label_columns
+from tcil.calibration.arrays import as_classes
 from tcil.calibration.errors import invalid
-
-
-def logits_and_columns(
-    logits: ArrayLike, labels: ArrayLike, classes: Iterable[Any] | None
-) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Checked logits on the CPU, the column of each label, and the label of each column."""
-    z = as_logits(logits).cpu()
-    names = tuple(range(z.shape[1])) if classes is None else as_classes(classes, "classes")
-    if len(names) != z.shape[1]:
-        raise invalid("classes", f"{len(names)} labels", f"{z.shape[1]}, one for each logit column")
-    columns = label_columns(as_labels(labels, length=len(z)), None if classes is None else names, "labels", z.shape[1])
-    return z, columns, names
 
 
 def new_class_mask(new_classes: Iterable[Any], classes: tuple[int, ...]) -> Tensor:
@@ -39,8 +27,22 @@ def new_class_mask(new_classes: Iterable[Any], classes: tuple[int, ...]) -> Tens
     return torch.tensor([label in wanted for label in classes])
 
 
-def check_positive(value: Any, argument: str, *, whole: bool = False) -> None:
-    """Options that must be positive numbers."""
-    kind = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < float("inf"):
-        raise invalid(argument, repr(value), f"a positive {'whole ' if whole else ''}number")
+BOUNDS = (0.05, 5.0)  # the range of T in the original ETS and PerturbTS
+
+
+def positive(value: Any, argument: str) -> float:
+    """A positive number, as a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise invalid(argument, repr(value), "a positive number")
+    return float(value)
+
+
+def missing_valid() -> ValueError:
+    """The error of those who need the new task's validation set."""
+    return invalid(
+        "valid",
+        "None",
+        "the new task's validation set",
+        "Without one, FirstTaskTemperatureScaling still applies (history= of the first task);"
+        " TemperatureScaling on the exemplars' logits runs but gives an abnormally small temperature.",
+    )

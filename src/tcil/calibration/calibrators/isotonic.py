@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from scipy.optimize import isotonic_regression
 
-from tcil.calibration.arrays import ArrayLike
+from tcil.calibration.arrays import ArrayLike, logits_and_columns
 from tcil.calibration.calibrators.base import Calibrator
-from tcil.calibration.calibrators.inputs import logits_and_columns
 from tcil.calibration.calibrators.maps import CalibrationMap, IsotonicMap
 
 
@@ -53,7 +52,7 @@ class MulticlassIsotonic(Calibrator):
         hits = torch.nn.functional.one_hot(y, z.shape[1]).double().flatten().numpy()
         # Probabilities that are equal up to rounding are one point of the regression, with the mean of their hits.
         points, place = np.unique(probs, return_inverse=True)
-        first = np.append(True, np.diff(points) >= 1e-15)
+        first = np.append(True, np.diff(points) > 1e-15 * points[1:])
         points, place = points[first], (np.cumsum(first) - 1)[place]
         counts = np.bincount(place)
         means = np.bincount(place, weights=hits) / counts

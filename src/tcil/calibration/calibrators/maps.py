@@ -36,6 +36,10 @@ class CalibrationMap(nn.Module):
         """Calibrated log-probabilities, (N, K)."""
         raise TypeError(f"{type(self).__name__} defines no forward")
 
+    def sound(self) -> bool:
+        """Whether the arrays are such as a fit leaves them; checked when a file is loaded."""
+        return all(bool(torch.isfinite(value).all()) for value in self.buffers())
+
     def set_state(self, **state: Tensor) -> None:
         """Register the arrays that define the map."""
         for name, value in state.items():
@@ -64,6 +68,10 @@ class TemperatureMap(CalibrationMap):
         super().__init__()
         self.set_state(temperature=temperature)
 
+    def sound(self) -> bool:
+        """A positive temperature."""
+        return super().sound() and self.temperature.shape == () and float(self.temperature) > 0
+
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
         return torch.log_softmax(wide(logits) / self.temperature, dim=1)
@@ -78,6 +86,10 @@ class GroupTemperatureMap(CalibrationMap):
     def __init__(self, temperatures: Tensor, is_new: Tensor) -> None:
         super().__init__()
         self.set_state(temperatures=temperatures, is_new=is_new)
+
+    def sound(self) -> bool:
+        """Two positive temperatures."""
+        return super().sound() and self.temperatures.shape == (2,) and bool((self.temperatures > 0).all())
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -94,6 +106,12 @@ class EnsembleMap(CalibrationMap):
     def __init__(self, temperature: Tensor, weights: Tensor) -> None:
         super().__init__()
         self.set_state(temperature=temperature, weights=weights)
+
+    def sound(self) -> bool:
+        """A positive temperature, and three weights on the simplex."""
+        weights = self.weights
+        fine = weights.shape == (3,) and bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-6
+        return super().sound() and fine and float(self.temperature) > 0
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -112,6 +130,12 @@ class IsotonicMap(CalibrationMap):
     def __init__(self, knots: Tensor, values: Tensor) -> None:
         super().__init__()
         self.set_state(knots=knots, values=values)
+
+    def sound(self) -> bool:
+        """Rising knots and values that do not fall."""
+        fine = self.knots.shape == self.values.shape and self.knots.ndim == 1 and len(self.knots) >= 2
+        rising = fine and bool((self.knots.diff() > 0).all()) and bool((self.values.diff() >= 0).all())
+        return super().sound() and rising
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""

@@ -12,9 +12,9 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import as_classes, as_columns, label_columns, pick_columns
+from tcil.calibration.arrays import as_classes, as_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.calibrators.base import SingleTemperature
-from tcil.calibration.calibrators.inputs import check_positive
+from tcil.calibration.calibrators.inputs import BOUNDS, missing_valid, positive
 from tcil.calibration.calibrators.maps import CalibrationMap
 from tcil.calibration.classifier import Classifier, weights_hash
 from tcil.calibration.errors import NotReachableError, invalid
@@ -23,7 +23,6 @@ from tcil.calibration.options import Option, Verdict
 from tcil.calibration.prediction import stream_logits
 from tcil.calibration.temperature import solve_temperature
 
-BOUNDS = (0.05, 5.0)  # the method's own range for T
 MAX_NOISE = 100.0
 TOLERANCE = 0.03  # of the clean accuracy
 LAST_TOLERANCE = 0.05  # the original's wider one for its last level
@@ -85,8 +84,8 @@ class PerturbedTemperatureScaling(SingleTemperature):
     """PerturbTS: noise levels chosen so that accuracy falls evenly from its clean value to 1/K; TS on all together.
 
     Noise is Gaussian, added to the inputs as the network takes them, unclipped; one draw is frozen for the whole fit.
-    Where the accuracy cannot be brought within 0.03 of the clean accuracy of some level by any noise up to 100, the
-    result says "not reachable" instead of a number, and `temperature_` and `transform` raise `NotReachableError`.
+    Where no noise up to 100 brings the accuracy to within 0.03 times the clean accuracy of some level, the result says
+    "not reachable" instead of a number, and `temperature_` and `transform` raise `NotReachableError`.
     T is kept in [0.05, 5].
 
     >>> import torch, tcil
@@ -113,17 +112,16 @@ class PerturbedTemperatureScaling(SingleTemperature):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.search = NoiseSearch.parse(self.search, "search")
-        check_positive(self.n_levels, "n_levels", whole=True)
-        if self.n_levels < 2:
-            raise invalid("n_levels", repr(self.n_levels), "at least 2, the clean level and one below it")
-        check_positive(self.start, "start")
-        check_positive(self.batch_size, "batch_size", whole=True)
+        self.n_levels = whole_number(self.n_levels, "n_levels", 2)
+        self.start = positive(self.start, "start")
+        self.seed = whole_number(self.seed, "seed", 0)
+        self.batch_size = whole_number(self.batch_size, "batch_size", 1)
 
     def fit(
         self,
         model: nn.Module,
         *,
-        valid: Examples,
+        valid: Examples | None = None,
         classes: Iterable[Any] | None = None,
         columns: Iterable[Any] | None = None,
         unpack: Unpack | None = None,
@@ -133,6 +131,8 @@ class PerturbedTemperatureScaling(SingleTemperature):
         `classes` names the logit columns (default 0..K-1, K = 1 + largest label); `columns` says which columns of a
         wider head they are (default the first K).
         """
+        if valid is None:
+            raise missing_valid()
         names = None if classes is None else as_classes(classes, "classes")
         places = as_columns(columns, None if names is None else len(names))
         names = places if names is None else names
@@ -165,8 +165,8 @@ class PerturbedTemperatureScaling(SingleTemperature):
                 levels = nelder_mead_levels(accuracy_at, targets, self.start)
             temperature: float | None = None
             verdicts: tuple[Verdict, ...] = (Verdict.NOT_REACHABLE,)
-            reachable = self.search is not NoiseSearch.MONOTONE or all(level.reachable for level in levels)
-            if reachable:
+            reachable = all(level.reachable for level in levels)
+            if reachable or self.search is NoiseSearch.NELDER_MEAD:  # the original gives a number whatever it found
                 union = torch.cat([clean, *(logits_at(level.noise) for level in levels[1:])])
                 temperature, verdicts = bounded_temperature(union, own.repeat(self.n_levels))
         result = PerturbedFit(temperature, reachable, levels, verdicts, len(own))
@@ -175,7 +175,7 @@ class PerturbedTemperatureScaling(SingleTemperature):
 
     def _mapping(self) -> CalibrationMap:
         result = self.result_
-        if not result.reachable:
+        if result.temperature is None:
             missed = next(level for level in result.levels if not level.reachable)
             raise NotReachableError(
                 f"PerturbedTemperatureScaling has no temperature (n/a): no noise up to {MAX_NOISE:g} brings accuracy "
@@ -211,14 +211,18 @@ def monotone_levels(accuracy_at: Callable[[float], float], targets: list[float])
     levels = [NoiseLevel(clean, 0.0, clean, True, 0)]
     for target in targets[1:]:
         before = len(seen)
-        crossing = next((i for i in range(1, len(grid)) if accuracy(grid[i]) <= target), None)
+        below = target < clean  # a network that is no better than chance has no lower level
+        crossing = next((i for i in range(1, len(grid)) if accuracy(grid[i]) <= target), None) if below else None
         if crossing is not None:
             low, high = grid[crossing - 1], grid[crossing]
-            while high - low > 1e-4 * high and min(abs(accuracy(n) - target) for n in (low, high)) > TOLERANCE * clean:
+            while (
+                high - low > 1e-4 * max(high, grid[1])
+                and min(abs(accuracy(n) - target) for n in (low, high)) > TOLERANCE * clean
+            ):
                 middle = (low + high) / 2
                 low, high = (low, middle) if accuracy(middle) <= target else (middle, high)
         noise = min(seen, key=lambda n: (abs(seen[n] - target), n))
-        reachable = abs(seen[noise] - target) <= TOLERANCE * clean
+        reachable = below and abs(seen[noise] - target) <= TOLERANCE * clean
         levels.append(NoiseLevel(target, noise, seen[noise], reachable, len(seen) - before))
     return tuple(levels)
 

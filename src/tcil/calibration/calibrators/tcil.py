@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import as_classes, as_columns, label_columns, pick_columns
+from tcil.calibration.arrays import as_classes, as_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.calibrators.base import SingleTemperature
-from tcil.calibration.calibrators.inputs import check_positive, new_class_mask
+from tcil.calibration.calibrators.inputs import missing_valid, new_class_mask, positive
 from tcil.calibration.classifier import Classifier, weights_hash
 from tcil.calibration.errors import CalibrationWarning, invalid
 from tcil.calibration.examples import Examples, ExampleStream, Unpack
@@ -106,10 +107,11 @@ class TCIL(SingleTemperature):
         super().__post_init__()
         self.policy = DirectionPolicy.parse(self.policy, "policy")
         self.solver = Solver.parse(self.solver, "solver")
-        check_positive(self.tolerance, "tolerance")
+        self.tolerance = positive(self.tolerance, "tolerance")
         if self.tolerance >= 1:
             raise invalid("tolerance", repr(self.tolerance), "less than 1, the width of the magnitude bracket")
-        check_positive(self.batch_size, "batch_size", whole=True)
+        self.seed = whole_number(self.seed, "seed", 0)
+        self.batch_size = whole_number(self.batch_size, "batch_size", 1)
 
     def fit(
         self,
@@ -132,13 +134,7 @@ class TCIL(SingleTemperature):
         labels seen so far as `columns`. `features` names the head or the feature layer where it cannot be found.
         """
         if valid is None:
-            raise invalid(
-                "valid",
-                "None",
-                "the new task's validation set",
-                "Without one, FirstTaskTemperatureScaling still applies (history= of the first task);"
-                " TemperatureScaling on the exemplars' logits runs but gives an abnormally small temperature.",
-            )
+            raise missing_valid()
         if new_classes is None:
             raise invalid("new_classes", "None", "the labels of the newest task, such as range(90, 100)")
         new = as_classes(new_classes, "new_classes")
@@ -148,14 +144,16 @@ class TCIL(SingleTemperature):
         exemplars = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack)
         validation = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack)
         if exemplars.labels is not None:  # known without a pass, so refused before the model runs
-            _check_coverage(exemplars.labels.unique(), names, new)
+            known = _check_coverage(exemplars.labels.unique(), names, new)
+            if validation.labels is not None:
+                _check_valid(validation.labels, known, new)
         with Classifier(model, features=features, device=self.device) as classifier:
             survey = _survey(classifier, exemplars, names, places, new)
             target, ignored, missing = self._target(classifier, validation, survey)
             result = self._search(classifier, exemplars, survey, target, ignored)
         noted = [Verdict.OLD_ROWS_IN_VALID] * (ignored > 0)
         noted += [Verdict.CLASSES_NOT_IN_VALID] * bool(missing)
-        noted += [Verdict.EXEMPLARS_AT_CHANCE] * (survey.accuracy <= 2 / survey.n_classes and survey.n_classes > 2)
+        noted += [Verdict.EXEMPLARS_AT_CHANCE] * survey.at_chance
         noted += [Verdict.HALF_PRECISION_IMAGES] * (exemplars.half_precision or validation.half_precision)
         noted += [Verdict.SINGLE_EXEMPLAR] * bool((survey.counts == 1).any())
         result = _with_verdicts(result, noted)
@@ -165,7 +163,7 @@ class TCIL(SingleTemperature):
             result,
             head_width=classifier.width,
             columns=places,
-            source=classifier.source,
+            source=classifier.source.storable(),
             model_hash=weights_hash(model),
         )
         for verdict in result.verdicts:
@@ -181,14 +179,8 @@ class TCIL(SingleTemperature):
         """Line 2: the temperature of the validation set without rows of old classes, how many those were, and which
         new classes have no row."""
         logits, labels = stream_logits(classifier, validation)
-        columns = label_columns(labels, survey.classes, "valid labels", survey.n_classes)
+        columns = _check_valid(labels, survey.classes, survey.new_labels)
         rows = survey.is_new[columns]
-        if not bool(rows.any()):
-            raise invalid(
-                "valid",
-                f"{len(rows)} rows, none of a new class",
-                f"rows of new_classes={list(survey.new_labels)[:6]}",
-            )
         missing = sorted(set(survey.is_new.nonzero().squeeze(1).tolist()) - set(columns[rows].tolist()))
         return self._solve(survey.pick(logits)[rows], columns[rows]), int((~rows).sum()), missing
 
@@ -204,7 +196,7 @@ class TCIL(SingleTemperature):
         choose = TargetChooser(DirectionPolicy(self.policy), survey.means, survey.is_new, self.seed)
         counts = (survey.n_exemplars, len(survey.new_columns), target.n_samples, ignored)
         if target.verdict is not Verdict.OK:
-            end = 0.0 if target.limit < 1 else 1.0
+            end = 1.0 if target.verdict is Verdict.ANTI_INFORMATIVE else 0.0
             trace = (SearchStep(0.0, self._solve(survey.new_logits, survey.new_columns).limit),)
             verdicts = (Verdict.DEGENERATE_VALID,)
             return TCILResult(1.0, end, target.temperature, False, verdicts, trace, (0.0, 1.0), target, None, *counts)
@@ -290,6 +282,12 @@ class _Survey:
         return int(self.counts.sum())
 
     @property
+    def at_chance(self) -> bool:
+        """Whether the exemplars, on which the network was trained, are classified no better than by chance."""
+        chance = 1 / self.n_classes
+        return bool(self.accuracy <= chance + 2 * (chance * (1 - chance) / self.n_exemplars) ** 0.5)
+
+    @property
     def has_old(self) -> bool:
         return not bool(self.is_new.all())
 
@@ -329,8 +327,6 @@ def _survey(
     if names is not None:
         present = torch.tensor(names)[present]
     names = _check_coverage(present, names, new)
-    if len(names) < 2:
-        raise invalid("memory", "exemplars of a single class", "at least two classes")
     variance = squares / count - (total / count) ** 2
     return _Survey(
         names,
@@ -349,26 +345,38 @@ def _survey(
 def _check_coverage(present: Tensor, names: tuple[int, ...] | None, new: tuple[int, ...]) -> tuple[int, ...]:
     """Every class needs an exemplar, else it has no feature mean; returns the label of each column."""
     found = set(present.tolist())
-    if names is None:
-        names = tuple(range(max([*found, *new]) + 1))
-        how = "Without classes=, the logit columns are the labels 0 to the largest seen; name them if they are not."
-    else:
-        how = "Leave it out of classes= if the model has not learned it."
-    missing = [label for label in names if label not in found]
+    wanted: Sequence[int] = range(max([*found, *new]) + 1) if names is None else names
+    unknown = sorted((set(new) | found) - set(names)) if names is not None else []
+    if unknown:
+        where = "new_classes" if set(unknown) & set(new) else "memory labels"
+        raise invalid(where, f"the labels {unknown[:8]}", f"labels among the {len(wanted)} in classes=")
+    missing = list(itertools.islice((label for label in wanted if label not in found), 8))
     if missing and set(missing) <= set(new):
         raise invalid(
             "new_classes",
-            f"the labels {missing[:8]} without an exemplar in memory",
+            f"the labels {missing} without an exemplar in memory",
             "exemplars of every class",
             "Update the memory with the new task before calibrating.",
         )
     if missing:
-        raise invalid("memory", f"no exemplar of the classes {missing[:8]}", "at least one of every class", how)
-    unknown = sorted((set(new) | found) - set(names))
-    if unknown:
-        where = "new_classes" if set(unknown) & set(new) else "memory labels"
-        raise invalid(where, f"the labels {unknown[:8]}", f"labels among the {len(names)} in classes=")
-    return names
+        how = (
+            "Without classes=, the logit columns are the labels 0 to the largest seen; name them if they are not. Where"
+            " a fixed head has a column for every label, pass the labels seen so far as columns=."
+            if names is None
+            else "Leave it out of classes= if the model has not learned it."
+        )
+        raise invalid("memory", f"no exemplar of the classes {missing}", "at least one of every class", how)
+    if len(wanted) < 2:
+        raise invalid("memory", "exemplars of a single class", "at least two classes")
+    return tuple(wanted)
+
+
+def _check_valid(labels: Tensor, names: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
+    """The columns of the validation labels, which must be known and some of them new."""
+    columns = label_columns(labels, names, "valid labels", len(names))
+    if not bool(torch.isin(labels, torch.tensor(new)).any()):
+        raise invalid("valid", f"{len(labels)} rows, none of a new class", f"rows of new_classes={list(new)[:6]}")
+    return columns
 
 
 def _with_verdicts(result: TCILResult, more: list[Verdict]) -> TCILResult:
@@ -380,6 +388,7 @@ def _warn(verdict: Verdict, result: TCILResult) -> None:
         Verdict.OLD_ROWS_IN_VALID: f"valid: {result.n_valid_ignored} rows",
         Verdict.CLASSES_NOT_IN_VALID: f"valid: {result.n_valid} rows",
         Verdict.EXEMPLARS_AT_CHANCE: f"{result.n_exemplars} exemplars",
+        Verdict.BELOW_TOLERANCE: f"magnitude {result.magnitude:.3g}",
         Verdict.BRACKET_WIDENED: f"magnitudes were searched up to {result.bracket[1]:.4g}",
         Verdict.TARGET_ABOVE_RANGE: f"target {result.target_temperature:.4g}",
         Verdict.TARGET_BELOW_RANGE: f"target {result.target_temperature:.4g}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from tcil.calibration.arrays import ArrayLike
+from tcil.calibration.arrays import ArrayLike, as_classes, as_logits, logits_and_columns, whole_number
 from tcil.calibration.calibrators.base import Calibrator, SingleTemperature
-from tcil.calibration.calibrators.inputs import logits_and_columns, new_class_mask
+from tcil.calibration.calibrators.inputs import new_class_mask
 from tcil.calibration.calibrators.maps import CalibrationMap, GroupTemperatureMap
 from tcil.calibration.errors import CalibrationWarning, invalid
 from tcil.calibration.options import Verdict
@@ -41,6 +42,7 @@ class TemperatureScaling(SingleTemperature):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.solver = Solver.parse(self.solver, "solver")
+        self.seed = whole_number(self.seed, "seed", 0)
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, *, classes: Iterable[Any] | None = None) -> Self:
         """Fit on logits (N, K) and labels (N,); `classes` names the columns (default 0..K-1)."""
@@ -93,16 +95,25 @@ class FirstTaskTemperatureScaling(SingleTemperature):
         return self
 
     def _recall(self, history: dict[str, Any], logits: ArrayLike | None, classes: Iterable[Any] | None) -> Self:
-        temperature = history.get("temperature") if isinstance(history, dict) else None
-        if not isinstance(temperature, (int, float)) or not temperature > 0:
+        memo = history if isinstance(history, dict) else {}
+        temperature, verdict = memo.get("temperature"), memo.get("verdict")
+        sound = (
+            isinstance(temperature, float)
+            and 0 < temperature < math.inf
+            and memo.get("calibrator") == type(self).__name__
+        )
+        if not sound or verdict not in set(Verdict):
             raise invalid("history", repr(history)[:80], "history_ of an earlier FirstTaskTemperatureScaling")
         if classes is None and logits is None:
             raise invalid("classes", "None", "the classes seen so far, such as range(20), or this task's logits")
-        width = len(logits[0]) if logits is not None else None
-        names = tuple(range(width)) if classes is None and width else tuple(int(c) for c in classes or ())
+        names = None if classes is None else as_classes(classes, "classes")
+        if logits is not None:
+            width = as_logits(logits, n_classes=None if names is None else len(names)).shape[1]
+            names = names or tuple(range(width))
+        assert names is not None
         nan = float("nan")
-        result = TemperatureFit(float(temperature), Verdict(history["verdict"]), nan, nan, nan, 0)
-        return self._fitted(self._map(float(temperature)), names, result, history=dict(history))
+        result = TemperatureFit(float(temperature), Verdict(verdict), nan, nan, nan, 0)  # type: ignore[arg-type]
+        return self._fitted(self._map(result.temperature), names, result, history=dict(memo))
 
 
 def warn_unless_ok(fit: TemperatureFit, who: str) -> None:

@@ -1,0 +1,155 @@
+"""The command line. Nothing heavy is imported before a command needs it: `tcil --help` starts without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    help="Honest confidence for classifiers that keep learning new classes.", no_args_is_help=True, add_completion=False
+)
+console = Console()
+
+
+def _fail(error: Exception) -> typer.Exit:
+    for line in str(error).splitlines():
+        Console(stderr=True).print(f"error: {line}", style="red", highlight=False, soft_wrap=True, markup=False)
+    return typer.Exit(2)
+
+
+@app.command()
+def run(
+    study: Annotated[Path | None, typer.Argument(help="TOML file with settings; flags win over it")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="start from these settings: digits, cifar100-mini, cifar100, ...")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="see 'tcil datasets'")] = None,
+    learner: Annotated[str | None, typer.Option(help="see 'tcil learners'")] = None,
+    seeds: Annotated[str | None, typer.Option(help="training seeds, such as 1,2,3")] = None,
+    data: Annotated[Path | None, typer.Option(help="folder that holds the dataset")] = None,
+    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="any other setting: --set epochs=10 --set learner_options.head=growing"),
+    ] = None,
+    reserve: Annotated[float | None, typer.Option(help="share of the memory kept out of training")] = None,
+    calibrators: Annotated[str | None, typer.Option(help="only these, by comma; see 'tcil calibrators'")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
+    log: Annotated[str | None, typer.Option(help="csv or tensorboard")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and its cost, train nothing")] = False,
+) -> None:
+    """Train a learner task by task, calibrate with every method on the same network, evaluate, report.
+
+    Without arguments: digits, ER, all calibrators, about a minute. Killed at any moment, the same command goes on.
+    """
+    from tcil.experiments import settings as module
+
+    try:
+        values: dict[str, Any] = module.read_toml(study) if study else {}
+        flags = {"preset": preset, "dataset": dataset, "learner": learner, "reserve": reserve}
+        values |= {key: value for key, value in flags.items() if value is not None}
+        if dataset is not None and preset is None:
+            values.pop("preset", None)
+        if seeds is not None:
+            values["seeds"] = _numbers(seeds)
+        for entry in setting or []:
+            _assign(values, entry)
+        runs = module.expand(values)
+        if dry_run:
+            from tcil.experiments.plan import show_plan
+
+            show_plan(runs, data, console)
+            return
+        from tcil.experiments.execute import execute
+
+        names = calibrators.split(",") if calibrators else None
+        for one in runs:
+            execute(one, out, data=data, device=device, calibrators=names, log=log, console=console)
+    except (ValueError, RuntimeError) as error:
+        raise _fail(error) from None
+
+
+@app.command()
+def calibrate(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    data: Annotated[Path | None, typer.Option(help="folder that holds the dataset")] = None,
+    calibrators: Annotated[str | None, typer.Option(help="only these, by comma")] = None,
+    redraw: Annotated[int, typer.Option(help="also with so many other draws of the validation set")] = 0,
+) -> None:
+    """Recompute calibrators on a finished run, without training."""
+    try:
+        from tcil.experiments.execute import recalibrate
+
+        names = calibrators.split(",") if calibrators else None
+        recalibrate(folder, data=data, calibrators=names, redraw=redraw, console=console)
+    except (ValueError, RuntimeError) as error:
+        raise _fail(error) from None
+
+
+@app.command()
+def datasets() -> None:
+    """List the datasets."""
+    from tcil.incremental.datasets import DATASETS
+
+    _list({name: entry.meaning for name, entry in DATASETS.items()}, "package.module:factory: one of your own")
+
+
+@app.command()
+def learners() -> None:
+    """List the learners."""
+    from tcil.incremental.learners import LEARNERS
+
+    _list({name: kind.meaning for name, kind in LEARNERS.items()}, "package.module:Learner: one of your own")
+
+
+@app.command("calibrators")
+def list_calibrators() -> None:
+    """List the calibrators."""
+    from tcil.experiments.calibration import CALIBRATORS
+
+    _list({name: entry.meaning for name, entry in CALIBRATORS.items()}, "package.module:entry: one of your own")
+
+
+def _list(rows: dict[str, str], more: str) -> None:
+    table = Table(show_header=False, box=None)
+    for name, meaning in rows.items():
+        table.add_row(name, meaning)
+    console.print(table)
+    console.print(more, highlight=False)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"seeds: got {text!r}; expected whole numbers by comma, such as 1,2,3.") from None
+
+
+def _assign(values: dict[str, Any], entry: str) -> None:
+    """`a.b=1` into nested settings; values are JSON where they can be, else text."""
+    key, equals, text = entry.partition("=")
+    if not equals:
+        raise ValueError(f"--set: got {entry!r}; expected name=value.")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    *path, last = key.split(".")
+    place = values
+    for part in path:
+        place = place.setdefault(part, {})
+    place[last] = value
+
+
+def main() -> None:
+    """The `tcil` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""The run loop: task by task, train, update the memory, evaluate once, calibrate with everything, store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tcil
+from tcil.calibration.errors import invalid
+from tcil.experiments.calibration import FinishedTask, calibrate
+from tcil.experiments.settings import RunSettings
+from tcil.experiments.store import RunFolder, environment
+from tcil.incremental import networks
+from tcil.incremental.datasets import load_dataset, resolve
+from tcil.incremental.images import Dataset, Pixels
+from tcil.incremental.learners import Learner, TaskData, make_learner
+from tcil.incremental.learners.base import Schedule
+from tcil.incremental.memory import Memory, UniformMemory
+from tcil.incremental.stream import Task, TaskStream, class_order, equal_sizes
+from tcil.incremental.training import EpochState, OptimizerKind, train_stage
+
+NETWORKS: dict[str, Callable[[int], networks.ResNet]] = {
+    "resnet32": networks.resnet32,
+    "resnet18": networks.resnet18,
+    "small_resnet": networks.small_resnet,
+    "small_cnn": networks.small_cnn,
+}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, for whoever shows it."""
+
+    task: int
+    n_tasks: int
+    phase: str
+    done: int
+    total: int
+    loss: float | None = None
+
+
+Listener = Callable[[Progress], None]
+
+
+class Run:
+    """One run in its folder. `execute` does what is not done yet; killed at any moment, it goes on where it was."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        folder: Path,
+        *,
+        data: str | Path | None = None,
+        dataset: Dataset | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.settings = settings
+        self.store = RunFolder(folder)
+        self.device = torch.device(device)
+        self.dataset = (dataset or load_dataset(settings.dataset, data)).to(self.device)
+        self.stream = make_stream(settings, self.dataset)
+        self.n_classes = self.stream.seen(len(self.stream) - 1)
+        self.pixels = Pixels(self.dataset)
+        column_of = torch.full((self.dataset.n_classes,), -1)
+        column_of[torch.tensor(self.stream.order)] = torch.arange(self.n_classes)
+        self.test_columns = column_of[self.dataset.test.labels]
+
+    def execute(
+        self, calibrators: Sequence[str] | None = None, listener: Listener = lambda progress: None
+    ) -> dict[str, Any]:
+        """Train, evaluate and calibrate whatever is missing; return all results."""
+        store = self.store
+        store.create()
+        own = self.settings.model_dump(mode="json")
+        known = store.read_json("settings.json")
+        if known is not None and known != own:
+            raise invalid(
+                "run", f"{store.path}, which holds a run with other settings", "an empty folder or the same run"
+            )
+        store.write_json("settings.json", own)
+        store.write_json("environment.json", environment())
+        results: list[dict[str, Any]] = []
+        for task, memory, learner in self.walk(listener):
+            stored = store.read_json(f"{_at(task)}/results.json")
+            if stored is None:
+                listener(Progress(task.index, len(self.stream), "calibrate", 0, 1))
+                self._evaluate(task, memory, learner)
+                history = results[-1]["history"] if results else {}
+                stored = calibrate(self.finished(task, memory, learner, history), calibrators)
+                store.write_json(f"{_at(task)}/results.json", stored)
+            results.append(stored)
+            listener(Progress(task.index, len(self.stream), "done", 1, 1))
+        whole = {"settings": own, "key": self.settings.key, "tasks": results}
+        store.write_json("results.json", whole)
+        return whole
+
+    def walk(self, listener: Listener | None = None) -> Iterator[tuple[Task, Memory, Learner]]:
+        """Each task with its memory and its network, trained now where it was not yet (refused without a listener)."""
+        learner, memory = self._learner(), Memory()
+        for task in self.stream:
+            data = self._task_data(task, memory)
+            trained = self.store.read_tensors(f"{_at(task)}/model.safetensors")
+            if trained is not None:
+                learner.begin_task(data)
+                learner.end_task(data)
+                learner.model.load_state_dict(trained[0])
+                learner.model.eval()
+            elif listener is not None:
+                self._train(learner, data, listener)
+                self.store.write_tensors(f"{_at(task)}/model.safetensors", learner.model.state_dict())
+            else:
+                raise invalid("run", f"{self.store.path} without a network of task {task.index}", "a finished run")
+            for temporary in ("epoch", "stage"):
+                self.store.remove(f"{_at(task)}/{temporary}.safetensors")
+            memory = self._update_memory(task, memory)
+            yield task, memory, learner
+
+    # one task ------------------------------------------------------------------------------------------------
+
+    def _learner(self) -> Learner:
+        s = self.settings
+        network = resolve(s.network) if ":" in s.network else NETWORKS.get(s.network)
+        if network is None:
+            raise invalid("network", repr(s.network), "one of " + ", ".join(NETWORKS) + ", or package.module:factory")
+        return make_learner(
+            s.learner, network, self.n_classes, seed=s.seed, options=s.learner_options, device=self.device
+        )
+
+    def _generator(self, task: int, purpose: int) -> torch.Generator:
+        """Every task and purpose has a stream of its own: nothing depends on what was drawn before."""
+        return torch.Generator().manual_seed((self.settings.seed * 1000 + task) * 10 + purpose)
+
+    def _task_data(self, task: Task, memory: Memory) -> TaskData:
+        spans = tuple(self.stream[i].columns for i in range(task.index + 1))
+        return TaskData(task.index, task.columns, task.train, memory.exemplars, self.stream.columns, spans)
+
+    def _train(self, learner: Learner, data: TaskData, listener: Listener) -> None:
+        s, store = self.settings, self.store
+        at = store.task(data.index).name
+        main = Schedule(s.epochs, s.lr, tuple(s.milestones), s.weight_decay)
+        learner.begin_task(data)
+        names = learner.stages(data)
+        started = store.read_tensors(f"{at}/stage.safetensors")
+        first = int(started[1]["stage"]) if started else 0
+        for number in range(first, len(names)):
+            generator = self._generator(data.index, number)
+            if number > 0:
+                # Stages start from the network that the one before left; a resumed one from its stored copy.
+                if started is not None and number == first:
+                    learner.model.load_state_dict(started[0])
+                else:
+                    store.write_tensors(f"{at}/stage.safetensors", learner.model.state_dict(), {"stage": str(number)})
+                    store.remove(f"{at}/epoch.safetensors")
+            stage = learner.stage(names[number], data, main, generator)
+            state = EpochState()
+            resumed = store.read_tensors(f"{at}/epoch.safetensors")
+            if resumed is not None and int(resumed[1]["stage"]) == number:
+                state = self._restore(learner, *resumed)
+
+            def on_epoch(now: EpochState, loss: float, number: int = number, stage: Any = stage) -> None:
+                tensors = {f"model.{k}": v for k, v in learner.model.state_dict().items()}
+                tensors |= {f"optimizer.{k}": v for k, v in now.optimizer.items()}
+                assert now.generator is not None
+                tensors["generator"] = now.generator
+                store.write_tensors(f"{at}/epoch.safetensors", tensors, {"stage": str(number), "epoch": str(now.epoch)})
+                listener(Progress(data.index, len(self.stream), stage.name, now.epoch, stage.schedule.epochs, loss))
+
+            train_stage(
+                learner.model,
+                stage,
+                self.dataset,
+                self.stream.columns,
+                batch_size=s.batch_size,
+                optimizer=OptimizerKind.parse(s.optimizer, "optimizer"),
+                generator=generator,
+                state=state,
+                on_epoch=on_epoch,
+            )
+        learner.end_task(data)
+        learner.model.eval()
+
+    @staticmethod
+    def _restore(learner: Learner, tensors: dict[str, Tensor], note: dict[str, str]) -> EpochState:
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        learner.model.load_state_dict(part("model."))
+        return EpochState(int(note["epoch"]), part("optimizer."), tensors["generator"])
+
+    def _update_memory(self, task: Task, memory: Memory) -> Memory:
+        """The paper's memory; with a reserve, that share of it is held-out rows instead of exemplars."""
+        s, own = self.settings, self.stream.columns
+        new = {c: task.train[own[task.train] == c] for c in task.columns}
+        seen = task.columns.stop
+        share = s.memory // seen
+        held = round(s.reserve * share)
+        policy = UniformMemory((share - held) * seen)
+        exemplars = policy.update(memory.exemplars, new, self._generator(task.index, 8))
+        reserve = {}
+        if held:
+            fresh = {c: task.reserve[own[task.reserve] == c] for c in task.columns}
+            reserve = UniformMemory(held * seen).update(memory.reserve, fresh, self._generator(task.index, 9))
+        check_indices(self.stream, task.index, exemplars, reserve)
+        return Memory(exemplars, reserve)
+
+    def _evaluate(self, task: Task, memory: Memory, learner: Learner) -> None:
+        """One forward pass over everything that calibrators and metrics read; stored with the rows it was made from."""
+        own, seen = self.stream.columns, range(task.columns.stop)
+        rows = {"train": task.train, "valid": task.valid, "pool": task.pool, "memory": memory.rows}
+        rows["reserve"] = memory.reserve_rows
+        self.store.write_tensors(f"{_at(task)}/indices.safetensors", rows)
+        test_rows = ((self.test_columns >= 0) & (self.test_columns < seen.stop)).nonzero().squeeze(1)
+        parts = {"test": self._logits(learner, self.dataset.test, test_rows, self.test_columns, seen)}
+        for name in ("pool", "memory", "reserve"):
+            parts[name] = self._logits(learner, self.dataset.train, rows[name], own, seen)
+        tensors = {}
+        for name, (logits, columns) in parts.items():
+            tensors[f"{name}_logits"], tensors[f"{name}_columns"] = logits, columns
+        self.store.write_tensors(f"{_at(task)}/logits.safetensors", tensors)
+
+    def finished(
+        self, task: Task, memory: Memory, learner: Learner, history: dict[str, Any], valid: Tensor | None = None
+    ) -> FinishedTask:
+        """What the calibrators need, from what `_evaluate` stored; `valid` may be another draw from the pool."""
+        stored = self.store.read_tensors(f"{_at(task)}/logits.safetensors")
+        if stored is None:
+            raise invalid("run", f"{self.store.path} without logits of task {task.index}", "a finished run")
+        tensors = stored[0]
+        valid = task.valid if valid is None else valid
+        place = torch.full((len(self.stream.columns),), -1)
+        place[task.pool] = torch.arange(len(task.pool))
+        own = self.stream.columns
+        return FinishedTask(
+            index=task.index,
+            new_columns=task.columns,
+            task_columns=tuple(self.stream[i].columns for i in range(task.index + 1)),
+            test_logits=tensors["test_logits"],
+            test_columns=tensors["test_columns"],
+            valid_logits=tensors["pool_logits"][place[valid]],
+            valid_columns=tensors["pool_columns"][place[valid]],
+            memory_logits=tensors["memory_logits"],
+            memory_columns=tensors["memory_columns"],
+            reserve_logits=tensors["reserve_logits"],
+            reserve_columns=tensors["reserve_columns"],
+            model=learner.model,
+            memory=(self.pixels.plain(self.dataset.train, memory.rows), own[memory.rows]),
+            valid=(self.pixels.plain(self.dataset.train, valid), own[valid]) if len(valid) else None,
+            history=history,
+        )
+
+    def redraw(self, task: Task, generator: torch.Generator) -> Tensor:
+        """Another validation set of the same size out of the held-out pool."""
+        own = self.stream.columns[task.pool]
+        share = len(task.valid) // len(task.columns)
+        chosen = []
+        for column in task.columns:
+            rows = task.pool[own == column]
+            chosen.append(rows[torch.randperm(len(rows), generator=generator)[:share]])
+        return torch.cat(chosen)
+
+    def _logits(self, learner: Learner, part: Any, rows: Tensor, columns: Tensor, seen: range) -> tuple[Tensor, Tensor]:
+        if not len(rows):
+            return torch.zeros(0, len(seen)), torch.zeros(0, dtype=torch.long)
+        batches = [(self.pixels.plain(part, some), columns[some]) for some in rows.split(500)]
+        return tcil.predict_logits(learner.model, batches, classes=seen)
+
+
+def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
+    """The task stream that the settings describe."""
+    order = class_order(dataset.n_classes, settings.class_order_seed)
+    order = order[: settings.classes or len(order)]
+    sizes = equal_sizes(len(order), settings.tasks) if isinstance(settings.tasks, int) else list(settings.tasks)
+    smallest = min(sizes)
+    valid, pool = settings.validation // smallest, settings.validation_pool // smallest
+    if settings.validation and not valid:
+        raise invalid("validation", f"{settings.validation}", f"at least one image for each of {smallest} new classes")
+    seen, reserves = 0, []
+    for size in sizes:
+        seen += size
+        reserves.append(round(settings.reserve * (settings.memory // seen)))
+    return TaskStream(
+        dataset.train.labels,
+        order=order,
+        sizes=sizes,
+        valid_per_class=valid,
+        pool_per_class=pool,
+        seed=settings.validation_seed,
+        reserve_per_class=reserves,
+    )
+
+
+def check_indices(stream: TaskStream, index: int, exemplars: dict[int, Tensor], reserve: dict[int, Tensor]) -> None:
+    """What must hold of every split, checked on the rows themselves."""
+    tasks = [stream[i] for i in range(index + 1)]
+    trained = set(torch.cat([task.train for task in tasks]).tolist())
+    held = set(torch.cat([torch.cat([task.pool, task.reserve]) for task in tasks]).tolist())
+    kept = {int(row) for rows in exemplars.values() for row in rows}
+    reserved = {int(row) for rows in reserve.values() for row in rows}
+    if trained & held or not kept <= trained or not reserved <= held or kept & held:
+        raise RuntimeError(f"task {index}: training, validation and memory rows are not apart")
+    if set(stream.columns[stream[index].valid].tolist()) - set(stream[index].columns):
+        raise RuntimeError(f"task {index}: validation rows of old classes")
+
+
+def _at(task: Task) -> str:
+    return f"task-{task.index:02d}"

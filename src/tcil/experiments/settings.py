@@ -1,0 +1,164 @@
+"""What defines a run, with the paper's settings as presets; errors name the key, the value and the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tcil.calibration.errors import invalid
+
+FORMAT = 1  # of run folders; part of every run's key
+
+
+class RunSettings(BaseModel):
+    """Everything that a training depends on. `key` is a hash of it; the same settings are the same run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str = "digits"
+    classes: int | None = Field(None, ge=2, description="use only the first so many classes of the order")
+    tasks: int | tuple[int, ...] = Field(5, description="how many equal tasks, or the size of each")
+    class_order_seed: int | None = Field(None, description="none: the natural order")
+    learner: str = "er"
+    learner_options: dict[str, Any] = Field(default_factory=dict)
+    network: str = "small_cnn"
+    optimizer: str = "sgd"
+    epochs: int = Field(30, ge=1)
+    milestones: tuple[int, ...] = (15, 22)
+    lr: float = Field(0.1, gt=0)
+    weight_decay: float = Field(2e-4, ge=0)
+    batch_size: int = Field(32, ge=1)
+    memory: int = Field(60, ge=1)
+    validation: int = Field(40, ge=0, description="validation images of a new task in all")
+    validation_pool: int = Field(80, ge=0, description="held-out images of a new task in all, validation included")
+    reserve: float = Field(0.0, ge=0, lt=1, description="share of the memory kept out of training")
+    seed: int = Field(1, ge=0, description="training: initialisation, batches, augmentation, memory")
+    validation_seed: int = Field(1, ge=0, description="which images are held out")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunSettings:
+        if self.validation_pool < self.validation:
+            raise ValueError(f"validation_pool is {self.validation_pool}, less than validation, {self.validation}")
+        if any(m >= self.epochs for m in self.milestones):
+            raise ValueError(f"milestones {self.milestones} must lie before epochs, {self.epochs}")
+        return self
+
+    @property
+    def key(self) -> str:
+        """A hash of all settings."""
+        record = json.dumps({"format": FORMAT, **self.model_dump(mode="json")}, sort_keys=True)
+        return hashlib.sha256(record.encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        dataset = self.dataset.replace(":", "-").replace("/", "-")
+        return f"{dataset}-{self.learner.replace(':', '-')}-seed{self.seed}-{self.key}"
+
+
+_SHORT_TUNING = {
+    "eeil": {"finetune_epochs": 10, "finetune_milestones": [4, 7]},
+    "der": {"finetune_epochs": 10, "finetune_milestones": [5]},
+}
+_PAPER = {"epochs": 200, "milestones": [100, 150], "lr": 0.1, "weight_decay": 2e-4}
+_RESNET32 = {**_PAPER, "network": "resnet32", "batch_size": 128}
+
+# A preset may say more per learner: under "by_learner", keys that replace its own.
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {"dataset": "digits", "by_learner": {k: {"learner_options": v} for k, v in _SHORT_TUNING.items()}},
+    "cifar10": {
+        **_RESNET32, "dataset": "cifar10", "tasks": 5, "memory": 200, "validation": 500, "validation_pool": 500,
+        "by_learner": {
+            "eeil": {"validation": 300, "validation_pool": 300},
+            "wa": {"validation": 100, "validation_pool": 100},
+        },
+    },
+    "cifar100": {
+        **_RESNET32, "dataset": "cifar100", "tasks": 10, "memory": 2000, "validation": 500, "validation_pool": 500,
+        "by_learner": {
+            "eeil": {"validation": 300, "validation_pool": 300},
+            "der": {"validation": 1000, "validation_pool": 1000},
+        },
+    },
+    "tiny-imagenet": {
+        **_PAPER, "network": "resnet18", "batch_size": 256, "dataset": "tiny-imagenet", "tasks": 10, "memory": 4000,
+        "validation": 100, "validation_pool": 100,
+        "by_learner": {"eeil": {"validation": 200, "validation_pool": 200}},
+    },
+    "cifar100-mini": {
+        "dataset": "cifar100", "classes": 20, "tasks": 5, "network": "small_resnet", "memory": 200,
+        "validation": 48, "validation_pool": 96, "epochs": 40, "milestones": [20, 30], "lr": 0.1,
+        "weight_decay": 2e-4, "batch_size": 128,
+        "by_learner": {k: {"learner_options": v} for k, v in _SHORT_TUNING.items()},
+    },
+}  # fmt: skip
+
+
+def build(values: Mapping[str, Any]) -> RunSettings:
+    """Settings from a preset (the dataset's own, or `preset`) and the values that replace its own."""
+    given = dict(values)
+    preset = given.pop("preset", None)
+    if preset is None:
+        preset = given.get("dataset", "digits") if given.get("dataset", "digits") in PRESETS else "digits"
+    if preset not in PRESETS:
+        raise invalid("preset", repr(preset), "one of " + ", ".join(PRESETS), _nearest(preset, list(PRESETS)))
+    base = dict(PRESETS[preset])
+    by_learner = base.pop("by_learner", {})
+    merged = {**base, **by_learner.get(given.get("learner", "er"), {}), **given}
+    if "validation" in given and "validation_pool" not in given:
+        merged["validation_pool"] = max(merged["validation_pool"], given["validation"]) if given["validation"] else 0
+    if "epochs" in given and "milestones" not in given:
+        merged["milestones"] = sorted(
+            {m for m in (given["epochs"] // 2, given["epochs"] * 3 // 4) if 0 < m < given["epochs"]}
+        )
+    try:
+        return RunSettings(**merged)
+    except ValidationError as error:
+        raise ValueError(explain(error)) from None
+
+
+def explain(error: ValidationError) -> str:
+    """All errors at once, each with its key, its value and, for unknown keys, the nearest valid one."""
+    lines = []
+    for entry in error.errors():
+        key = ".".join(map(str, entry["loc"])) or "settings"
+        if entry["type"] == "extra_forbidden":
+            advice = _nearest(key, list(RunSettings.model_fields))
+            lines.append(f"{key}: got {entry['input']!r}; there is no such setting. {advice}".rstrip())
+        else:
+            lines.append(f"{key}: got {entry['input']!r}; {entry['msg'].removeprefix('Value error, ')}.")
+    return "\n".join(lines)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Settings from a TOML file; lists under `seeds`, `learners` and `datasets` make a grid."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise invalid("study", f"no file {path}", "a TOML file with settings") from None
+    except tomllib.TOMLDecodeError as error:
+        raise invalid("study", f"{path}, which is not TOML ({error})", "a TOML file with settings") from None
+
+
+def expand(values: Mapping[str, Any]) -> list[RunSettings]:
+    """One run for each combination of `seeds`, `learners` and `datasets`, where these are given."""
+    rest = dict(values)
+    grid = {name: rest.pop(f"{name}s") for name in ("dataset", "learner", "seed") if rest.get(f"{name}s")}
+    runs: list[dict[str, Any]] = [rest]
+    for name, choices in grid.items():
+        if not isinstance(choices, list):
+            raise invalid(f"{name}s", repr(choices), "a list")
+        runs = [{**run, name: choice} for run in runs for choice in choices]
+    return [build(run) for run in runs]
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""

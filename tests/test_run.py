@@ -1,0 +1,224 @@
+"""Runs: settings, the whole path on digits, resuming to the bit, calibrating anew, the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tcil.experiments.calibration import CALIBRATORS
+from tcil.experiments.cli import app
+from tcil.experiments.run import Run, check_indices
+from tcil.experiments.settings import PRESETS, RunSettings, build, expand
+from tcil.incremental.datasets import load_dataset
+
+SHORT = {"epochs": 2, "milestones": [1], "tasks": 3, "memory": 40}
+TUNED = {"finetune_epochs": 2, "finetune_milestones": [1]}
+
+
+def short(learner="er", **changes):
+    options = {"learner_options": TUNED} if learner in ("eeil", "der") else {}
+    return build({"learner": learner, **SHORT, **options, **changes})
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits")
+
+
+class TestSettings:
+    def test_presets_carry_the_papers_settings(self):
+        sizes = {
+            ("er", "cifar10"): 500, ("er", "cifar100"): 500, ("er", "tiny-imagenet"): 100,
+            ("eeil", "cifar10"): 300, ("eeil", "cifar100"): 300, ("eeil", "tiny-imagenet"): 200,
+            ("wa", "cifar10"): 100, ("wa", "cifar100"): 500, ("wa", "tiny-imagenet"): 100,
+            ("der", "cifar10"): 500, ("der", "cifar100"): 1000, ("der", "tiny-imagenet"): 100,
+        }  # fmt: skip
+        for (learner, dataset), size in sizes.items():
+            s = build({"dataset": dataset, "learner": learner})
+            assert s.validation == size
+            assert (s.epochs, s.milestones, s.lr, s.weight_decay) == (200, (100, 150), 0.1, 2e-4)
+        assert [build({"dataset": d}).memory for d in ("cifar10", "cifar100", "tiny-imagenet")] == [200, 2000, 4000]
+        assert [build({"dataset": d}).tasks for d in ("cifar10", "cifar100", "tiny-imagenet")] == [5, 10, 10]
+        assert [build({"dataset": d}).batch_size for d in ("cifar10", "cifar100", "tiny-imagenet")] == [128, 128, 256]
+
+    def test_every_preset_builds_for_every_learner(self):
+        for preset in PRESETS:
+            for learner in ("er", "eeil", "wa", "der"):
+                assert build({"preset": preset, "learner": learner}).learner == learner
+
+    def test_the_key_is_the_settings(self):
+        one, same, other = build({}), build({"dataset": "digits"}), build({"seed": 2})
+        assert one.key == same.key != other.key
+        assert one.name.startswith("digits-er-seed1-")
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"epoch": 3}, "epoch: got 3; there is no such setting. Did you mean 'epochs'?"),
+            ({"lr": -1}, "lr: got -1; Input should be greater than 0"),
+            ({"preset": "cifar100mini"}, "preset: got 'cifar100mini'.*Did you mean 'cifar100-mini'"),
+            ({"validation": 100, "validation_pool": 5}, "validation_pool is 5, less than validation"),
+            ({"epochs": 5, "milestones": [7]}, "milestones .* must lie before epochs"),
+        ],
+    )
+    def test_errors(self, values, message):
+        with pytest.raises(ValueError, match=message):
+            build(values)
+
+    def test_a_grid(self):
+        runs = expand({"seeds": [1, 2], "learners": ["er", "wa"]})
+        assert [(r.learner, r.seed) for r in runs] == [("er", 1), ("er", 2), ("wa", 1), ("wa", 2)]
+
+    def test_round_trip(self):
+        s = short("der", tasks=[2, 3, 5])
+        assert RunSettings(**json.loads(json.dumps(s.model_dump(mode="json")))) == s
+
+
+@pytest.mark.parametrize("learner", ["er", "eeil", "wa", "der"])
+def test_every_learner_with_every_calibrator(learner, digits, tmp_path):
+    run = Run(short(learner, reserve=0.25), tmp_path / "run", dataset=digits)
+    results = run.execute()
+    assert [task["seen"] for task in results["tasks"]] == [4, 7, 10]
+    for task in results["tasks"]:
+        assert set(task["calibrators"]) == set(CALIBRATORS)
+        for name, row in task["calibrators"].items():
+            if "not_applicable" in row:
+                assert name == "perturb-ts" or (name.startswith("reserve") and task["task"] == 0)
+                continue
+            assert 0 <= row["ece"] <= 1
+            assert row["accuracy"] == task["calibrators"]["vanilla"]["accuracy"]
+            assert len(row["by_task"]["accuracy"]) == task["task"] + 1
+    files = {path.name for path in (tmp_path / "run" / "task-02").iterdir()}
+    assert files == {"indices.safetensors", "model.safetensors", "logits.safetensors", "results.json"}
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("learner", "stops"), [("er", 8), ("der", 14), ("eeil", 14)])
+def test_resuming_gives_the_same_bytes(learner, stops, digits, tmp_path):
+    """Stopped after every report of progress in turn, the run ends as one that was never stopped."""
+    settings = short(learner)
+    Run(settings, tmp_path / "whole", dataset=digits).execute(["vanilla", "ts", "t-cil", "first-task-ts"])
+    folder = tmp_path / "cut"
+    for _ in range(stops):
+        reports = []
+
+        def stop(progress, reports=reports):
+            reports.append(progress)
+            if progress.phase != "done":
+                raise Interrupted
+
+        try:
+            Run(settings, folder, dataset=digits).execute(["vanilla", "ts", "t-cil", "first-task-ts"], stop)
+        except Interrupted:
+            continue
+        break
+    Run(settings, folder, dataset=digits).execute(["vanilla", "ts", "t-cil", "first-task-ts"])
+    for name in (
+        "results.json",
+        "task-01/model.safetensors",
+        "task-02/model.safetensors",
+        "task-02/logits.safetensors",
+    ):
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert not list(folder.rglob("*.part"))
+
+
+def test_other_settings_are_refused(digits, tmp_path):
+    Run(short(tasks=2), tmp_path / "run", dataset=digits).execute(["vanilla"])
+    with pytest.raises(ValueError, match="which holds a run with other settings"):
+        Run(short(tasks=2, seed=2), tmp_path / "run", dataset=digits).execute(["vanilla"])
+
+
+def test_rows_are_checked(digits, tmp_path):
+    run = Run(short(), tmp_path / "run", dataset=digits)
+    task = run.stream[0]
+    good = {c: task.train[run.stream.columns[task.train] == c][:3] for c in task.columns}
+    check_indices(run.stream, 0, good, {})
+    with pytest.raises(RuntimeError, match="not apart"):
+        check_indices(run.stream, 0, {**good, 0: task.valid[:3]}, {})
+    with pytest.raises(RuntimeError, match="not apart"):
+        check_indices(run.stream, 0, good, {0: task.train[:2]})
+
+
+class TestCommandLine:
+    def test_help_imports_no_torch(self):
+        code = (
+            "import sys\n"
+            "from typer.testing import CliRunner\n"
+            "from tcil.experiments.cli import app\n"
+            "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+            "assert CliRunner().invoke(app, ['run', '--help']).exit_code == 0\n"
+            "sys.exit('torch' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+    @pytest.mark.parametrize(
+        ("command", "word"), [("datasets", "cifar100"), ("learners", "eeil"), ("calibrators", "t-cil")]
+    )
+    def test_lists(self, command, word):
+        outcome = CliRunner().invoke(app, [command])
+        assert outcome.exit_code == 0
+        assert word in outcome.stdout
+
+    def test_run_resume_and_calibrate(self, tmp_path):
+        arguments = ["run", "--out", str(tmp_path), "--set", "epochs=1", "--set", "tasks=2", "--set", "memory=30"]
+        outcome = CliRunner().invoke(app, arguments)
+        assert outcome.exit_code == 0, outcome.output
+        (folder,) = tmp_path.iterdir()
+        page = (folder / "report.html").read_text()
+        assert "T-CIL" in page
+        assert "http://" not in page.replace("http://www.w3.org", "")
+        before = (folder / "results.json").read_bytes()
+        again = CliRunner().invoke(app, arguments)
+        assert again.exit_code == 0
+        assert (folder / "results.json").read_bytes() == before
+        anew = CliRunner().invoke(app, ["calibrate", str(folder), "--calibrators", "ts,t-cil", "--redraw", "3"])
+        assert anew.exit_code == 0, anew.output
+        assert "over 3 draws" in anew.stdout
+
+    def test_study_file_and_flags(self, tmp_path):
+        study = tmp_path / "study.toml"
+        study.write_text('learner = "wa"\nepochs = 1\ntasks = 2\nseeds = [1, 2]\n')
+        outcome = CliRunner().invoke(app, ["run", str(study), "--seeds", "7", "--dry-run"])
+        assert outcome.exit_code == 0, outcome.output
+        assert "1 trainings" in outcome.stdout
+        assert "wa-seed7" in outcome.stdout
+
+    def test_errors_are_plain(self):
+        outcome = CliRunner().invoke(app, ["run", "--set", "epoch=3"])
+        assert outcome.exit_code == 2
+        assert "Did you mean 'epochs'?" in outcome.output
+        assert "Traceback" not in outcome.output
+        outcome = CliRunner().invoke(app, ["run", "--dataset", "cifar100"])
+        assert "Say --data DIR" in outcome.output
+        outcome = CliRunner().invoke(app, ["run", "--seeds", "one"])
+        assert "expected whole numbers by comma" in outcome.output
+
+
+def test_same_numbers_as_recalibrated(digits, tmp_path):
+    """What `tcil calibrate` computes from the stored files is what the run computed."""
+    from tcil.experiments.calibration import calibrate
+
+    run = Run(short("wa", tasks=2), tmp_path / "run", dataset=digits)
+    results = run.execute(["ts", "t-cil"])
+    history = {}
+    for stored, (task, memory, learner) in zip(results["tasks"], run.walk(), strict=True):
+        anew = calibrate(run.finished(task, memory, learner, history), ["ts", "t-cil"])
+        assert json.loads(json.dumps(anew)) == stored
+        history = anew["history"]
+
+
+def test_reserve_is_never_trained_on(digits, tmp_path):
+    run = Run(short(reserve=0.25, memory=80), tmp_path / "run", dataset=digits)
+    trained = torch.cat([task.train for task in run.stream])
+    for _, memory, _ in run.walk(lambda progress: None):
+        assert len(memory.reserve_rows)
+        assert not set(memory.reserve_rows.tolist()) & set(trained.tolist())
