@@ -164,6 +164,7 @@ class TestModel:
         with pytest.raises(ValueError, match=r"valid labels: got the label 4"):
             tcil.TCIL().fit(Watched(), (X, Y), valid, [2, 3])
 
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
     def test_torchscript(self):
         with pytest.raises(ValueError, match=r"model: got a TorchScript module"):
             tcil.TCIL().fit(torch.jit.trace(nn.Linear(6, 4), X), **GOOD)

@@ -172,7 +172,8 @@ class TestCommandLine:
         arguments = ["run", "--out", str(tmp_path), "--set", "epochs=1", "--set", "tasks=2", "--set", "memory=30"]
         outcome = CliRunner().invoke(app, arguments)
         assert outcome.exit_code == 0, outcome.output
-        (folder,) = tmp_path.iterdir()
+        folder = next(path for path in tmp_path.iterdir() if "Vanilla, all data" in (path / "results.json").read_text())
+        assert len(list(tmp_path.iterdir())) == 2  # the run, and the training on all data
         page = (folder / "report.html").read_text()
         assert "T-CIL" in page
         assert "http://" not in page.replace("http://www.w3.org", "")

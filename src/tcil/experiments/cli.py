@@ -41,6 +41,9 @@ def run(
     calibrators: Annotated[str | None, typer.Option(help="only these, by comma; see 'tcil calibrators'")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
     log: Annotated[str | None, typer.Option(help="csv or tensorboard")] = None,
+    full_data: Annotated[
+        bool, typer.Option(help="train once more without a validation set, for Vanilla as the paper reports it")
+    ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and its cost, train nothing")] = False,
 ) -> None:
     """Train a learner task by task, calibrate with every method on the same network, evaluate, report.
@@ -69,7 +72,9 @@ def run(
 
         names = calibrators.split(",") if calibrators else None
         for one in runs:
-            execute(one, out, data=data, device=device, calibrators=names, log=log, console=console)
+            execute(
+                one, out, data=data, device=device, calibrators=names, log=log, full_data=full_data, console=console
+            )
     except (ValueError, RuntimeError) as error:
         raise _fail(error) from None
 
@@ -88,6 +93,25 @@ def calibrate(
         names = calibrators.split(",") if calibrators else None
         recalibrate(folder, data=data, calibrators=names, redraw=redraw, console=console)
     except (ValueError, RuntimeError) as error:
+        raise _fail(error) from None
+
+
+@app.command()
+def download(
+    dataset: Annotated[str, typer.Argument(help="cifar10, cifar100 or tiny-imagenet")],
+    data: Annotated[Path, typer.Option(help="folder to put it in")],
+) -> None:
+    """Fetch a dataset, resumed where it stopped, and check it."""
+    from rich.progress import Progress
+
+    from tcil.incremental.datasets.download import download as fetch
+
+    try:
+        with Progress(console=console, disable=not console.is_terminal) as bar:
+            shown = bar.add_task(f"downloading {dataset}", total=None)
+            target = fetch(dataset, data, report=lambda done, total: bar.update(shown, completed=done, total=total))
+        console.print(f"{dataset} is in {target}", highlight=False, soft_wrap=True)
+    except ValueError as error:
         raise _fail(error) from None
 
 

@@ -14,7 +14,7 @@ from tcil.calibration.errors import invalid
 from tcil.experiments.calibration import calibrate, entry_of
 from tcil.experiments.progress import CsvLog, ProgressDisplay, TensorBoardLog
 from tcil.experiments.report import write_report
-from tcil.experiments.run import Listener, Run
+from tcil.experiments.run import Listener, Progress, Run
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.store import RunFolder
 from tcil.experiments.tables import by_task, summary
@@ -30,6 +30,7 @@ def execute(
     device: str,
     calibrators: Sequence[str] | None,
     log: str | None,
+    full_data: bool,
     console: Console,
 ) -> dict[str, Any]:
     """Run (or resume, or find finished) one run, and show its tables and report."""
@@ -39,20 +40,33 @@ def execute(
         raise invalid("log", repr(log), "one of " + ", ".join(LOGS))
     folder = out / settings.name
     run = Run(settings, folder, data=data, device=device)
-    listeners: list[Listener] = [LOGS[log](folder)] if log else []
-    with ProgressDisplay(console, f"{settings.learner} seed {settings.seed}") as display:
-        listeners.append(display)
-
-        def listener(progress: Any) -> None:
-            for one in listeners:
-                one(progress)
-
-        results = run.execute(calibrators, listener)
+    results = _shown(run, calibrators, log, console, "")
+    if full_data and settings.validation:
+        everything = settings.model_copy(update={"validation": 0, "validation_pool": 0, "reserve": 0.0})
+        other = Run(everything, out / everything.name, dataset=run.dataset, device=device)
+        beside = _shown(other, ["vanilla"], log, console, " all data")
+        for task, full in zip(results["tasks"], beside["tasks"], strict=True):
+            row = {**full["calibrators"]["vanilla"], "title": "Vanilla, all data"}
+            task["calibrators"] = {"vanilla-all-data": row, **task["calibrators"]}
+        run.store.write_json("results.json", results)
     console.print(by_task(results, "ece"))
     console.print(summary(results, f"{settings.learner} on {settings.dataset}, seed {settings.seed}"))
     report = write_report(results, run.store.read_json("environment.json") or {}, folder / "report.html")
     console.print(f"run folder {folder}\nreport {report}", highlight=False, soft_wrap=True)
     return results
+
+
+def _shown(run: Run, calibrators: Sequence[str] | None, log: str | None, console: Console, what: str) -> dict[str, Any]:
+    """Execute a run with its progress on display and in the log."""
+    listeners: list[Listener] = [LOGS[log](run.store.path)] if log else []
+    with ProgressDisplay(console, f"{run.settings.learner} seed {run.settings.seed}{what}") as display:
+        listeners.append(display)
+
+        def listener(progress: Progress) -> None:
+            for one in listeners:
+                one(progress)
+
+        return run.execute(calibrators, listener)
 
 
 def recalibrate(

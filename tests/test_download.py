@@ -1,0 +1,113 @@
+"""`tcil download` against a server on this machine: resume, checksum, and archives that try to escape."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tcil.incremental.datasets.download import Release, download
+
+
+def tar_of(entries):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        for name, data in entries.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return content.getvalue()
+
+
+@pytest.fixture
+def server():
+    """Serves `files`; cuts an answer short after `limit` bytes; notes the ranges that were asked for."""
+
+    class Handler(BaseHTTPRequestHandler):
+        files, limit, ranges = {}, None, []
+
+        def do_GET(self):
+            content = self.files[self.path]
+            asked = self.headers.get("Range")
+            self.ranges.append(asked)
+            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+            if start >= len(content):
+                self.send_error(416)
+                return
+            part = content[start:]
+            self.send_response(206 if asked else 200)
+            self.send_header("Content-Length", str(len(part)))
+            self.end_headers()
+            self.wfile.write(part[: self.limit])
+
+        def log_message(self, *args):
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    Handler.base = f"http://127.0.0.1:{http.server_port}"
+    yield Handler
+    http.shutdown()
+    http.server_close()
+
+
+def release(server, content, name="data.tar.gz", folder="data"):
+    server.files[f"/{name}"] = content
+    return {"it": Release(f"{server.base}/{name}", hashlib.md5(content).hexdigest(), folder)}
+
+
+def test_fetch_and_unpack(server, tmp_path):
+    content = tar_of({"data/train": b"x" * 5000, "data/test": b"y"})
+    reports = []
+    target = download("it", tmp_path, releases=release(server, content), report=lambda *pair: reports.append(pair))
+    assert (target / "train").read_bytes() == b"x" * 5000
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data"]
+    assert reports[-1] == (len(content), len(content))
+    server.files.clear()
+    assert download("it", tmp_path, releases={"it": Release("http://127.0.0.1:1/x", "", "data")}) == target
+
+
+def test_resumes_where_it_stopped(server, tmp_path):
+    content = tar_of({"data/train": bytes(range(256)) * 400})
+    known = release(server, content)
+    server.limit = len(content) // 2
+    with pytest.raises(ValueError, match="Run the command again to go on"):
+        download("it", tmp_path, releases=known)
+    assert not (tmp_path / "data").exists()
+    server.limit = None
+    download("it", tmp_path, releases=known)
+    assert server.ranges[-1] == f"bytes={len(content) // 2}-"
+    assert (tmp_path / "data" / "train").read_bytes() == bytes(range(256)) * 400
+
+
+def test_wrong_checksum(server, tmp_path):
+    known = release(server, tar_of({"data/train": b"x"}))
+    server.files["/data.tar.gz"] = tar_of({"data/train": b"evil"})
+    with pytest.raises(ValueError, match="with the checksum"):
+        download("it", tmp_path, releases=known)
+    assert not list(tmp_path.iterdir())
+
+
+def test_archives_cannot_write_outside(server, tmp_path):
+    inside = tmp_path / "in"
+    with pytest.raises(ValueError, match="entries inside their folder"):
+        download("it", inside, releases=release(server, tar_of({"../escaped": b"x"})))
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as bundle:
+        bundle.writestr("../escaped", "x")
+    with pytest.raises(ValueError, match="entries inside their folder"):
+        download("it", inside, releases=release(server, content.getvalue(), name="data.zip"))
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_no_network(tmp_path):
+    known = {"it": Release("http://127.0.0.1:1/data.tar.gz", "", "data")}
+    with pytest.raises(ValueError, match="a network that reaches it"):
+        download("it", tmp_path, releases=known)
+    with pytest.raises(ValueError, match="dataset: got 'digits'; expected one of cifar10"):
+        download("digits", tmp_path)
