@@ -172,15 +172,23 @@ def whole_number(value: Any, argument: str, least: int) -> int:
     return number
 
 
-def as_columns(value: Iterable[Any] | None, n_classes: int | None) -> tuple[int, ...] | None:
-    """Which logit columns belong to the classes, in order; None for the first ones."""
-    if value is None:
-        return None
-    columns = as_classes(value, "columns")
-    if min(columns) < 0 or (n_classes is not None and len(columns) != n_classes):
-        expected = "column numbers of 0 or more" if min(columns) < 0 else f"{n_classes}, one for each class in classes"
-        raise invalid("columns", f"{len(columns)} columns, {_short(columns)}", expected)
-    return columns
+def classes_and_columns(
+    classes: Iterable[Any] | None, columns: Iterable[Any] | None
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """The labels of the classes, and which logit columns are theirs (None: the first ones).
+
+    Columns without classes are those of a head with a column for every label: there the two are the same.
+    """
+    names = None if classes is None else as_classes(classes, "classes")
+    if columns is None:
+        return names, None
+    places = as_classes(columns, "columns")
+    wrong = f"{len(places)} columns, {_short(places)}"
+    if min(places) < 0:
+        raise invalid("columns", wrong, "column numbers of 0 or more")
+    if names is not None and len(places) != len(names):
+        raise invalid("columns", wrong, f"{len(names)}, one for each class in classes")
+    return (places if names is None else names), places
 
 
 def pick_columns(logits: Tensor, n_classes: int, columns: Sequence[int] | None, argument: str = "classes") -> Tensor:

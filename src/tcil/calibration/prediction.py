@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import as_classes, as_columns, label_columns, pick_columns, whole_number
+from tcil.calibration.arrays import classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.classifier import Classifier
 from tcil.calibration.examples import Examples, ExampleStream, Unpack
 
@@ -35,9 +35,7 @@ def predict_logits(
     >>> logits.shape, labels.shape
     (torch.Size([10, 3]), torch.Size([10]))
     """
-    names = None if classes is None else as_classes(classes, "classes")
-    places = as_columns(columns, None if names is None else len(names))
-    names = places if names is None else names
+    names, places = classes_and_columns(classes, columns)
     batch_size = whole_number(batch_size, "batch_size", 1)
     stream = ExampleStream(data, "data", batch_size=batch_size, unpack=unpack)
     with Classifier(model, device=device) as classifier:

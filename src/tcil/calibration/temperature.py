@@ -120,6 +120,7 @@ class _Loss:
         self._z, self._y, self._n = z, y, len(z)
         self._rows = max(1, _CHUNK_ELEMENTS // z.shape[1])
         self.spread = 1.0
+        self._only_chunk: tuple[Tensor, Tensor] | None = None
         above = below = spread = 0.0
         for rows, own in self._chunks():
             means = rows.mean(dim=1)
@@ -128,7 +129,8 @@ class _Loss:
             spread += float(-means.sum())
         self.verdict = _verdict(above, below, spread)
         self.spread = spread / self._n or 1.0
-        self._only_chunk = [self._chunk(0)] if self._n <= self._rows else None
+        if self._n <= self._rows:
+            self._only_chunk = self._chunk(0)
 
     def _chunk(self, start: int) -> tuple[Tensor, Tensor]:
         rows = self._z[start : start + self._rows].double()
@@ -136,8 +138,8 @@ class _Loss:
         return rows, rows.gather(1, self._y[start : start + self._rows, None]).squeeze(1)
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        if getattr(self, "_only_chunk", None) is not None:
-            yield from self._only_chunk or ()
+        if self._only_chunk is not None:
+            yield self._only_chunk
         else:
             yield from (self._chunk(start) for start in range(0, self._n, self._rows))
 

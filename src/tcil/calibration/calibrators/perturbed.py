@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import as_classes, as_columns, label_columns, pick_columns, whole_number
+from tcil.calibration.arrays import classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import BOUNDS, missing_valid, positive
 from tcil.calibration.calibrators.maps import CalibrationMap
@@ -133,9 +133,7 @@ class PerturbedTemperatureScaling(SingleTemperature):
         """
         if valid is None:
             raise missing_valid()
-        names = None if classes is None else as_classes(classes, "classes")
-        places = as_columns(columns, None if names is None else len(names))
-        names = places if names is None else names
+        names, places = classes_and_columns(classes, columns)
         stream = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack)
         with Classifier(model, device=self.device) as classifier:
             clean, labels = stream_logits(classifier, stream)

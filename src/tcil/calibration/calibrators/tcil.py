@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import as_classes, as_columns, label_columns, pick_columns, whole_number
+from tcil.calibration.arrays import as_classes, classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import missing_valid, new_class_mask, positive
 from tcil.calibration.classifier import Classifier, weights_hash
@@ -138,9 +138,7 @@ class TCIL(SingleTemperature):
         if new_classes is None:
             raise invalid("new_classes", "None", "the labels of the newest task, such as range(90, 100)")
         new = as_classes(new_classes, "new_classes")
-        names = None if classes is None else as_classes(classes, "classes")
-        places = as_columns(columns, None if names is None else len(names))
-        names = places if names is None else names
+        names, places = classes_and_columns(classes, columns)
         exemplars = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack)
         validation = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack)
         if exemplars.labels is not None:  # known without a pass, so refused before the model runs
@@ -321,8 +319,8 @@ def _survey(
             columns_kept.append(columns[rows])
             logits_kept.append(logits[rows.to(logits.device)].cpu())
             count += inputs.numel()
-            total += float(inputs.sum(dtype=torch.float64 if inputs.device.type != "mps" else None))
-            squares += float(inputs.square().sum(dtype=torch.float64 if inputs.device.type != "mps" else None))
+            total += float(inputs.mean()) * inputs.numel()
+            squares += float(inputs.square().mean()) * inputs.numel()
     present = means.counts.nonzero().squeeze(1)
     if names is not None:
         present = torch.tensor(names)[present]
