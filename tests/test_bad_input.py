@@ -241,10 +241,10 @@ class TestOptions:
         [
             (
                 lambda: tcil.TCIL(policy="nearest"),
-                r"policy: got 'nearest'; expected one of 'paper', 'random', 'closest'",
+                r"policy: got 'nearest'; expected one of paper, random, closest",
             ),
             (lambda: tcil.TCIL(policy="closes"), r"Did you mean 'closest'\?"),
-            (lambda: tcil.TCIL(solver="newton"), r"solver: got 'newton'; expected one of 'exact', 'sgd'"),
+            (lambda: tcil.TCIL(solver="newton"), r"solver: got 'newton'; expected one of exact, sgd"),
             (lambda: tcil.TCIL(tolerance=0), r"tolerance: got 0; expected a positive number"),
             (lambda: tcil.TCIL(tolerance=2), r"tolerance: got 2.0; expected less than 1"),
             (lambda: tcil.TCIL(batch_size=1.5), r"batch_size: got 1.5; expected a whole number of 1 or more"),

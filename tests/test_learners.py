@@ -331,5 +331,7 @@ def test_growing_head_keeps_old_rows():
 def test_unknown_names_suggest():
     with pytest.raises(ValueError, match=r"learner: got 'eil'; expected one of er, eeil, wa, der. Did you mean 'eeil'"):
         make_learner("eil", small_cnn, 10, seed=1)
-    with pytest.raises(ValueError, match=r"learner option finetune_epoch: got 3.*Did you mean 'finetune_epochs'"):
+    with pytest.raises(
+        ValueError, match=r"option of learner der: got 'finetune_epoch'.*Did you mean 'finetune_epochs'"
+    ):
         make_learner("der", small_cnn, 10, seed=1, options={"finetune_epoch": 3})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class CalibrationWarning(UserWarning):
     """Something in the data was found and handled; `result_.verdicts` says the same in code.
@@ -39,6 +42,18 @@ class WeightsMismatchError(RuntimeError):
     >>> issubclass(tcil.WeightsMismatchError, RuntimeError)
     True
     """
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """A hint at the known name that was probably meant; empty where none is near."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""
+
+
+def unknown_name(argument: str, given: object, known: Iterable[str], otherwise: str = "") -> ValueError:
+    """The error for a name that is not among the known ones."""
+    names = list(known)
+    return invalid(argument, repr(given), "one of " + ", ".join(names), nearest(given, names) or otherwise)
 
 
 def invalid(argument: str, given: str, expected: str, advice: str = "") -> ValueError:

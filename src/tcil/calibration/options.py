@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from enum import StrEnum
 from typing import Self
 
-from tcil.calibration.errors import invalid
+from tcil.calibration.errors import unknown_name
 
 
 class Option(StrEnum):
@@ -29,10 +28,7 @@ class Option(StrEnum):
                 return cls(value)
             except ValueError:
                 pass
-        names = [str(member) for member in cls]
-        near = difflib.get_close_matches(str(value), names, n=1)
-        advice = f"Did you mean {near[0]!r}?" if near else ""
-        raise invalid(argument, repr(value), "one of " + ", ".join(map(repr, names)), advice)
+        raise unknown_name(argument, value, map(str, cls))
 
 
 class Verdict(Option):

@@ -42,7 +42,7 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path
         digest = hashlib.sha256(content).hexdigest()
         # The array file is named by its content: an older JSON never meets newer arrays.
         beside = {"file": f"{path.stem}.{digest[:12]}.safetensors", "sha256": digest}
-        _replace(path.with_name(beside["file"]), content)
+        replace_file(path.with_name(beside["file"]), content)
     before = _array_file(path)
     whole = {
         "format": FORMAT,
@@ -52,7 +52,7 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path
         "arrays": {name: _inline(value) for name, value in inline.items()},
         "array_file": beside,
     }
-    _replace(path, json.dumps(whole, indent=2, allow_nan=False).encode())
+    replace_file(path, json.dumps(whole, indent=2, allow_nan=False).encode())
     if before is not None and (beside is None or before.name != beside["file"]):
         before.unlink(missing_ok=True)  # the arrays of what was saved here before
     return path
@@ -161,7 +161,7 @@ def _from_inline(entry: dict[str, Any]) -> Tensor:
     return torch.tensor(value, dtype=dtype)
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 import tcil
 from tcil.calibration.calibrators.base import Calibrator
-from tcil.calibration.errors import CalibrationWarning, NotReachableError, invalid
+from tcil.calibration.errors import CalibrationWarning, NotReachableError, invalid, unknown_name
 from tcil.calibration.storage import encode
 from tcil.incremental.datasets import resolve
 
@@ -155,9 +154,7 @@ def entry_of(name: str) -> Entry:
             raise invalid("calibrators", repr(name), "an Entry, or a factory of one")
         return entry
     if name not in CALIBRATORS:
-        near = difflib.get_close_matches(name, CALIBRATORS, n=1)
-        advice = f"Did you mean {near[0]!r}?" if near else ""
-        raise invalid("calibrators", repr(name), "names among " + ", ".join(CALIBRATORS), advice)
+        raise unknown_name("calibrators", name, CALIBRATORS)
     return CALIBRATORS[name]
 
 

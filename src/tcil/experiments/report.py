@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from tcil.experiments.store import replace_file
+from tcil.calibration.storage import replace_file
 from tcil.experiments.tables import COLUMNS, mean, percent, titles
 
 _PAGE = """<!doctype html>

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tcil
-from tcil.calibration.errors import invalid
+from tcil.calibration.errors import invalid, unknown_name
 from tcil.experiments.calibration import FinishedTask, calibrate
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.store import RunFolder, environment
@@ -126,7 +126,9 @@ class Run:
         s = self.settings
         network = resolve(s.network) if ":" in s.network else NETWORKS.get(s.network)
         if network is None:
-            raise invalid("network", repr(s.network), "one of " + ", ".join(NETWORKS) + ", or package.module:factory")
+            raise unknown_name(
+                "network", s.network, NETWORKS, "Or name a factory of your own: package.module:function."
+            )
         return make_learner(
             s.learner, network, self.n_classes, seed=s.seed, options=s.learner_options, device=self.device
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import tomllib
@@ -12,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tcil.calibration.errors import invalid
+from tcil.calibration.errors import invalid, nearest, unknown_name
 
 FORMAT = 1  # of run folders; part of every run's key
 
@@ -108,7 +107,7 @@ def build(values: Mapping[str, Any]) -> RunSettings:
     if preset is None:
         preset = given.get("dataset", "digits") if given.get("dataset", "digits") in PRESETS else "digits"
     if preset not in PRESETS:
-        raise invalid("preset", repr(preset), "one of " + ", ".join(PRESETS), _nearest(preset, list(PRESETS)))
+        raise unknown_name("preset", preset, PRESETS)
     base = dict(PRESETS[preset])
     by_learner = base.pop("by_learner", {})
     merged = {**base, **by_learner.get(given.get("learner", "er"), {}), **given}
@@ -130,7 +129,7 @@ def explain(error: ValidationError) -> str:
     for entry in error.errors():
         key = ".".join(map(str, entry["loc"])) or "settings"
         if entry["type"] == "extra_forbidden":
-            advice = _nearest(key, list(RunSettings.model_fields))
+            advice = nearest(key, RunSettings.model_fields)
             lines.append(f"{key}: got {entry['input']!r}; there is no such setting. {advice}".rstrip())
         else:
             lines.append(f"{key}: got {entry['input']!r}; {entry['msg'].removeprefix('Value error, ')}.")
@@ -157,8 +156,3 @@ def expand(values: Mapping[str, Any]) -> list[RunSettings]:
             raise invalid(f"{name}s", repr(choices), "a list")
         runs = [{**run, name: choice} for run in runs for choice in choices]
     return [build(run) for run in runs]
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else ""

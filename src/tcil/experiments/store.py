@@ -15,7 +15,6 @@ RUN/task-03/
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from tcil.calibration.errors import invalid
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+from tcil.calibration.storage import replace_file
 
 
 class RunFolder:

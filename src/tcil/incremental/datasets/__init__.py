@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tcil.calibration.errors import invalid
+from tcil.calibration.errors import invalid, unknown_name
 from tcil.incremental.images import Dataset
 
 __all__ = ["DATASETS", "DatasetEntry", "load_dataset"]
@@ -69,9 +68,7 @@ def load_dataset(name: str, folder: str | Path | None = None) -> Dataset:
         return dataset
     entry = DATASETS.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        advice = f"Did you mean {near[0]!r}?" if near else "Or name a factory: package.module:function."
-        raise invalid("dataset", repr(name), "one of " + ", ".join(DATASETS), advice)
+        raise unknown_name("dataset", name, DATASETS, "Or name a factory of your own: package.module:function.")
     if entry.needs_folder and root is None:
         raise invalid("data", "no folder", f"the folder that holds {name}", "Say --data DIR.")
     return entry.load(root)

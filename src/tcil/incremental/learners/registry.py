@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from tcil.calibration.errors import invalid
+from tcil.calibration.errors import invalid, unknown_name
 from tcil.incremental.datasets import resolve
 from tcil.incremental.learners.base import Learner
 from tcil.incremental.learners.der import DER
@@ -43,9 +42,7 @@ def make_learner(
     known = [field.name for field in dataclasses.fields(kind.options_type)]
     for key in options or {}:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            advice = f"Did you mean {near[0]!r}?" if near else ""
-            raise invalid(f"learner option {key}", repr((options or {})[key]), f"one of {', '.join(known)}", advice)
+            raise unknown_name(f"option of learner {name}", key, known)
     return kind(kind.options_type(**(options or {})), network, n_classes, seed=seed, device=torch.device(device))
 
 
@@ -57,7 +54,5 @@ def learner_type(name: str) -> type[Learner]:
             raise invalid("learner", repr(name), "a subclass of tcil's Learner")
         return kind
     if name not in LEARNERS:
-        near = difflib.get_close_matches(name, LEARNERS, n=1)
-        advice = f"Did you mean {near[0]!r}?" if near else "Or name one of your own: package.module:Learner."
-        raise invalid("learner", repr(name), "one of " + ", ".join(LEARNERS), advice)
+        raise unknown_name("learner", name, LEARNERS, "Or name one of your own: package.module:Learner.")
     return LEARNERS[name]
