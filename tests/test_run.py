@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from tcil.experiments.calibration import CALIBRATORS
 from tcil.experiments.cli import app
+from tcil.experiments.importing import import_run
 from tcil.experiments.run import Run, check_indices
 from tcil.experiments.settings import PRESETS, RunSettings, build, expand
 from tcil.incremental.datasets import load_dataset
@@ -202,6 +204,72 @@ class TestCommandLine:
         assert "Say --data DIR" in outcome.output
         outcome = CliRunner().invoke(app, ["run", "--seeds", "one"])
         assert "expected whole numbers by comma" in outcome.output
+
+
+class TestImport:
+    """What a run computed, handed over as files and imported, gives the same figures."""
+
+    @pytest.fixture
+    def exported(self, digits, tmp_path):
+        from safetensors.torch import load_file
+
+        run = Run(short(tasks=2, class_order_seed=5), tmp_path / "run", dataset=digits)
+        results = run.execute(["vanilla", "ts", "t-cil", "first-task-ts", "exemplar-ts"])
+        source = tmp_path / "source"
+        source.mkdir()
+        order = torch.tensor(run.stream.order)
+        lists = [[run.stream.order[c] for c in task.columns] for task in run.stream]
+        tasks = {"tasks": lists, "dataset": "digits", "network": "small_cnn"}
+        (source / "tasks.json").write_text(json.dumps(tasks))
+        for task in run.stream:
+            folder = tmp_path / "run" / f"task-{task.index:02d}"
+            logits, rows = load_file(folder / "logits.safetensors"), load_file(folder / "indices.safetensors")
+            valid = torch.isin(rows["pool"], rows["valid"])
+            arrays = {
+                "test_logits": logits["test_logits"], "test_labels": order[logits["test_columns"]],
+                "valid_logits": logits["pool_logits"][valid], "valid_labels": order[logits["pool_columns"][valid]],
+                "memory_logits": logits["memory_logits"], "memory_labels": order[logits["memory_columns"]],
+                "memory_rows": rows["memory"], "valid_rows": rows["valid"],
+            }  # fmt: skip
+            np.savez(source / f"task-{task.index:02d}.npz", **{k: v.numpy() for k, v in arrays.items()})
+            (source / f"task-{task.index:02d}.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+        return source, results
+
+    def test_same_figures(self, exported, tmp_path):
+        source, results = exported
+        names = ["vanilla", "ts", "t-cil", "first-task-ts", "exemplar-ts"]
+        again = import_run(source, tmp_path / "in", data=None, calibrators=names)
+        for one, other in zip(results["tasks"], again["tasks"], strict=True):
+            for name in names:
+                assert other["calibrators"][name]["ece"] == pytest.approx(one["calibrators"][name]["ece"], abs=1e-6)
+        assert (tmp_path / "in" / "report.html").exists()
+
+    def test_logits_alone(self, exported, tmp_path):
+        source, _ = exported
+        record = json.loads((source / "tasks.json").read_text())
+        (source / "tasks.json").write_text(json.dumps({"tasks": record["tasks"]}))
+        outcome = CliRunner().invoke(app, ["import", str(source), "--out", str(tmp_path / "out")])
+        assert outcome.exit_code == 0, outcome.output
+        rows = json.loads((tmp_path / "out" / "imported-source" / "results.json").read_text())["tasks"][1][
+            "calibrators"
+        ]
+        assert rows["t-cil"]["not_applicable"] == "needs the network and its images"
+        assert "ece" in rows["ts"]
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda s: (s / "tasks.json").unlink(), "tasks.json"),
+            (lambda s: (s / "tasks.json").write_text("{}"), "without a list of tasks"),
+            (lambda s: (s / "task-01.npz").unlink(), "task-01.npz"),
+            (lambda s: (s / "task-01.safetensors").unlink(), "the weights of every task"),
+            (lambda s: (s / "tasks.json").write_text('{"tasks": [[0, 1], [1, 2]]}'), "repeated labels"),
+        ],
+    )
+    def test_bad_sources(self, exported, tmp_path, damage, message):
+        damage(exported[0])
+        with pytest.raises(ValueError, match=message):
+            import_run(exported[0], tmp_path / "in", data=None, calibrators=["ts"])
 
 
 def test_same_numbers_as_recalibrated(digits, tmp_path):

@@ -96,6 +96,27 @@ def calibrate(
         raise _fail(error) from None
 
 
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(help="folder with tasks.json and task-00.npz, ...")],
+    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
+    data: Annotated[Path | None, typer.Option(help="folder that holds the dataset, for checkpoints")] = None,
+    calibrators: Annotated[str | None, typer.Option(help="only these, by comma")] = None,
+) -> None:
+    """Calibrate models that were trained elsewhere, from their logits, labels and class lists."""
+    try:
+        from tcil.experiments.importing import import_run
+        from tcil.experiments.tables import summary
+
+        folder = out / f"imported-{source.resolve().name}"
+        names = calibrators.split(",") if calibrators else None
+        results = import_run(source, folder, data=data, calibrators=names)
+        console.print(summary(results, f"imported from {source}"))
+        console.print(f"run folder {folder}\nreport {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    except (ValueError, RuntimeError) as error:
+        raise _fail(error) from None
+
+
 @app.command()
 def download(
     dataset: Annotated[str, typer.Argument(help="cifar10, cifar100 or tiny-imagenet")],

@@ -124,11 +124,7 @@ class Run:
 
     def _learner(self) -> Learner:
         s = self.settings
-        network = resolve(s.network) if ":" in s.network else NETWORKS.get(s.network)
-        if network is None:
-            raise unknown_name(
-                "network", s.network, NETWORKS, "Or name a factory of your own: package.module:function."
-            )
+        network = network_factory(s.network)
         return make_learner(
             s.learner, network, self.n_classes, seed=s.seed, options=s.learner_options, device=self.device
         )
@@ -270,6 +266,15 @@ class Run:
             return torch.zeros(0, len(seen)), torch.zeros(0, dtype=torch.long)
         batches = [(self.pixels.plain(part, some), columns[some]) for some in rows.split(500)]
         return tcil.predict_logits(learner.model, batches, classes=seen)
+
+
+def network_factory(name: str) -> Callable[[int], networks.ResNet]:
+    """A network by name, or as `package.module:factory`: a function of the number of classes."""
+    if ":" in name:
+        return resolve(name)
+    if name not in NETWORKS:
+        raise unknown_name("network", name, NETWORKS, "Or name a factory of your own: package.module:function.")
+    return NETWORKS[name]
 
 
 def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
