@@ -119,7 +119,7 @@ def search_magnitude(
 
     `clean` is the temperature at magnitude 0, known from the feature pass. The paper's bracket is in units of
     normalised inputs. Where inputs are larger (`input_scale`, their standard deviation) and the target is beyond
-    magnitude 1, the search goes on from 1 to that scale, to the same relative tolerance.
+    magnitude 1, the search goes on from 1 to that scale, to the same relative tolerance: as many passes once more.
     """
     trace = [SearchStep(0.0, clean.limit)]
 
