@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tcil.calibration.errors import invalid
+from tcil.calibration.errors import invalid, unknown_name
 from tcil.experiments.calibration import calibrate, entry_of
 from tcil.experiments.progress import CsvLog, ProgressDisplay, TensorBoardLog
 from tcil.experiments.report import write_report
@@ -37,7 +37,7 @@ def execute(
     for name in calibrators or ():
         entry_of(name)
     if log is not None and log not in LOGS:
-        raise invalid("log", repr(log), "one of " + ", ".join(LOGS))
+        raise unknown_name("log", log, LOGS)
     folder = out / settings.name
     run = Run(settings, folder, data=data, device=device)
     results = _shown(run, calibrators, log, console, "")

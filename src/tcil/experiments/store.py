@@ -86,13 +86,6 @@ class RunFolder:
         (self.path / name).unlink(missing_ok=True)
 
 
-def find_runs(root: Path) -> list[RunFolder]:
-    """All run folders below a folder (or the folder itself)."""
-    if (root / "settings.json").exists():
-        return [RunFolder(root)]
-    return [RunFolder(path.parent) for path in sorted(root.glob("*/settings.json"))]
-
-
 def environment() -> dict[str, Any]:
     """What the numbers were computed with."""
     import platform

@@ -348,14 +348,15 @@ def _check_coverage(present: Tensor, names: tuple[int, ...] | None, new: tuple[i
     if unknown:
         where = "new_classes" if set(unknown) & set(new) else "memory labels"
         raise invalid(where, f"the labels {unknown[:8]}", f"labels among the {len(wanted)} in classes=")
-    missing = list(itertools.islice((label for label in wanted if label not in found), 8))
-    if missing and set(missing) <= set(new):
+    absent = sorted(set(new) - found)
+    if absent:
         raise invalid(
             "new_classes",
-            f"the labels {missing} without an exemplar in memory",
+            f"the labels {absent[:8]} without an exemplar in memory",
             "exemplars of every class",
             "Update the memory with the new task before calibrating.",
         )
+    missing = list(itertools.islice((label for label in wanted if label not in found), 8))
     if missing:
         how = (
             "Without classes=, the logit columns are the labels 0 to the largest seen; name them if they are not. Where"
