@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import tcil
 from tcil.calibration.calibrators.base import Calibrator
-from tcil.calibration.errors import CalibrationWarning, NotReachableError, invalid, unknown_name
+from tcil.calibration.errors import CalibrationWarning, NotReachableError, invalid
 from tcil.calibration.storage import encode
-from tcil.incremental.datasets import resolve
+from tcil.incremental.extensions import extension
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,16 +146,14 @@ CALIBRATORS: dict[str, Entry] = {
 
 
 def entry_of(name: str) -> Entry:
-    """A calibrator by name, or `package.module:factory` of an Entry."""
-    if ":" in name:
-        entry = resolve(name)
-        entry = entry if isinstance(entry, Entry) else entry()
-        if not isinstance(entry, Entry):
-            raise invalid("calibrators", repr(name), "an Entry, or a factory of one")
-        return entry
-    if name not in CALIBRATORS:
-        raise unknown_name("calibrators", name, CALIBRATORS)
-    return CALIBRATORS[name]
+    """A calibrator by name; one of the user's own is an Entry, or a function that makes one."""
+    if name in CALIBRATORS:
+        return CALIBRATORS[name]
+    entry = extension("calibrator", name, CALIBRATORS)
+    entry = entry if isinstance(entry, Entry) or not callable(entry) else entry()
+    if not isinstance(entry, Entry):
+        raise invalid("calibrator", repr(name), "an Entry, or a factory of one")
+    return entry
 
 
 def calibrate(task: FinishedTask, names: Sequence[str] | None = None) -> dict[str, Any]:

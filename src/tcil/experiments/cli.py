@@ -141,7 +141,7 @@ def datasets() -> None:
     """List the datasets."""
     from tcil.incremental.datasets import DATASETS
 
-    _list({name: entry.meaning for name, entry in DATASETS.items()}, "package.module:factory: one of your own")
+    _list("dataset", {name: entry.meaning for name, entry in DATASETS.items()})
 
 
 @app.command()
@@ -149,7 +149,7 @@ def learners() -> None:
     """List the learners."""
     from tcil.incremental.learners import LEARNERS
 
-    _list({name: kind.meaning for name, kind in LEARNERS.items()}, "package.module:Learner: one of your own")
+    _list("learner", {name: kind.meaning for name, kind in LEARNERS.items()})
 
 
 @app.command("calibrators")
@@ -157,15 +157,26 @@ def list_calibrators() -> None:
     """List the calibrators."""
     from tcil.experiments.calibration import CALIBRATORS
 
-    _list({name: entry.meaning for name, entry in CALIBRATORS.items()}, "package.module:entry: one of your own")
+    _list("calibrator", {name: entry.meaning for name, entry in CALIBRATORS.items()})
 
 
-def _list(rows: dict[str, str], more: str) -> None:
+@app.command("networks")
+def list_networks() -> None:
+    """List the networks."""
+    from tcil.experiments.run import NETWORKS
+
+    _list("network", {name: (factory.__doc__ or "").partition(":")[0] for name, factory in NETWORKS.items()})
+
+
+def _list(kind: str, rows: dict[str, str]) -> None:
+    from tcil.incremental.extensions import installed
+
+    rows |= {name: f"from an installed package: {point.value}" for name, point in installed(kind).items()}
     table = Table(show_header=False, box=None)
     for name, meaning in rows.items():
         table.add_row(name, meaning)
     console.print(table)
-    console.print(more, highlight=False)
+    console.print("or one of your own: package.module:name", highlight=False)
 
 
 def _numbers(text: str) -> list[int]:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 import tcil
-from tcil.calibration.errors import invalid, unknown_name
+from tcil.calibration.errors import invalid
 from tcil.experiments.calibration import FinishedTask, calibrate
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.store import RunFolder, environment
 from tcil.incremental import networks
-from tcil.incremental.datasets import load_dataset, resolve
+from tcil.incremental.datasets import load_dataset
+from tcil.incremental.extensions import extension
 from tcil.incremental.images import Dataset, Pixels
 from tcil.incremental.learners import Learner, TaskData, make_learner
 from tcil.incremental.learners.base import Schedule
@@ -269,12 +270,11 @@ class Run:
 
 
 def network_factory(name: str) -> Callable[[int], networks.ResNet]:
-    """A network by name, or as `package.module:factory`: a function of the number of classes."""
-    if ":" in name:
-        return resolve(name)
-    if name not in NETWORKS:
-        raise unknown_name("network", name, NETWORKS, "Or name a factory of your own: package.module:function.")
-    return NETWORKS[name]
+    """A network by name; one of the user's own is a function of the number of classes."""
+    if name in NETWORKS:
+        return NETWORKS[name]
+    factory: Callable[[int], networks.ResNet] = extension("network", name, NETWORKS)
+    return factory
 
 
 def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:

@@ -1,14 +1,12 @@
-"""Datasets by name, each in its own file; anything else as `package.module:factory`."""
+"""Datasets by name, each in its own file; anything else by `package.module:factory` or an entry point."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tcil.calibration.errors import invalid, unknown_name
+from tcil.calibration.errors import invalid
+from tcil.incremental.extensions import extension, resolve
 from tcil.incremental.images import Dataset
 
 __all__ = ["DATASETS", "DatasetEntry", "load_dataset"]
@@ -42,33 +40,22 @@ DATASETS = {
 }
 
 
-def resolve(home: str) -> Callable[..., Any]:
-    """The object that `package.module:name` names."""
-    module, _, name = home.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
-    except (ImportError, AttributeError) as error:
-        raise invalid("factory", f"{home!r} ({error})", "an importable package.module:name") from error
-
-
 def load_dataset(name: str, folder: str | Path | None = None) -> Dataset:
-    """A dataset by name, or by `package.module:factory` (called with the folder), from `folder`.
+    """A dataset by name from `folder`; one of the user's own is a factory, called with the folder.
 
     >>> from tcil.incremental.datasets import load_dataset
     >>> len(load_dataset("digits").test)
     898
     """
     root = None if folder is None else Path(folder).expanduser()
-    if ":" in name:
-        dataset = resolve(name)(root)
+    entry = DATASETS.get(name)
+    if entry is None:
+        dataset = extension("dataset", name, DATASETS)(root)
         if not isinstance(dataset, Dataset):
             raise invalid(
                 "dataset", f"{name!r}, which returned {type(dataset).__name__}", "a factory of tcil's Dataset"
             )
         return dataset
-    entry = DATASETS.get(name)
-    if entry is None:
-        raise unknown_name("dataset", name, DATASETS, "Or name a factory of your own: package.module:function.")
     if entry.needs_folder and root is None:
         raise invalid("data", "no folder", f"the folder that holds {name}", "Say --data DIR.")
     return entry.load(root)

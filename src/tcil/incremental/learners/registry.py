@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tcil.calibration.errors import invalid, unknown_name
-from tcil.incremental.datasets import resolve
+from tcil.incremental.extensions import extension
 from tcil.incremental.learners.base import Learner
 from tcil.incremental.learners.der import DER
 from tcil.incremental.learners.eeil import EEIL
@@ -29,7 +29,7 @@ def make_learner(
     options: Mapping[str, Any] | None = None,
     device: str | torch.device = "cpu",
 ) -> Learner:
-    """A learner by name (er, eeil, wa, der) or as `package.module:Learner`, with its named options.
+    """A learner by name (er, eeil, wa, der, or one of the user's own), with its named options.
 
     >>> from functools import partial
     >>> from tcil.incremental.learners import make_learner
@@ -48,11 +48,9 @@ def make_learner(
 
 def learner_type(name: str) -> type[Learner]:
     """The class behind a learner's name."""
-    if ":" in name:
-        kind = resolve(name)
-        if not (isinstance(kind, type) and issubclass(kind, Learner)):
-            raise invalid("learner", repr(name), "a subclass of tcil's Learner")
-        return kind
-    if name not in LEARNERS:
-        raise unknown_name("learner", name, LEARNERS, "Or name one of your own: package.module:Learner.")
-    return LEARNERS[name]
+    if name in LEARNERS:
+        return LEARNERS[name]
+    kind = extension("learner", name, LEARNERS)
+    if not (isinstance(kind, type) and issubclass(kind, Learner)):
+        raise invalid("learner", repr(name), "a subclass of tcil's Learner")
+    return kind

@@ -1,0 +1,217 @@
+"""A run killed with SIGKILL at random moments ends with the same bytes as one never disturbed.
+
+Each kill falls in a phase drawn at random (train, write, calibrate, or between), in a random occurrence of it, after a
+random part of the time that this occurrence took in an undisturbed run. Writes are slowed down a little, so that kills
+fall into the middle of them. Where the process really stood when it died is read from shared memory.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import os
+import pathlib
+import random
+import signal
+import time
+
+import pytest
+
+import tcil.experiments.run as run_module
+import tcil.experiments.store as store_module
+from tcil.experiments.run import Run
+from tcil.experiments.settings import build
+from tcil.incremental.datasets import load_dataset
+
+SEED = 20261115
+PHASES = ("between", "train", "write", "calibrate")
+KILLS_IN_ALL, KILLS_PER_PHASE = 24, 3
+SLOW_DISK = 0.01  # seconds, in the middle of every write
+fork = multiprocessing.get_context("fork")
+
+
+def settings():
+    return build({"epochs": 2, "milestones": [1], "tasks": 3, "memory": 40})
+
+
+def slow_open(path, mode="r", *args, **kwargs):
+    """`Path.open` on a slow disk: half of what is written is there long before the other half."""
+    file = REAL_OPEN(path, mode, *args, **kwargs)
+    if mode != "wb":
+        return file
+    write = file.write
+
+    class Slow:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            file.close()
+
+        def __getattr__(self, name):
+            return getattr(file, name)
+
+        def write(self, content):
+            write(content[: len(content) // 2])
+            file.flush()
+            time.sleep(SLOW_DISK)
+            return write(content[len(content) // 2 :])
+
+    return Slow()
+
+
+def without_rename(path, content):
+    path.write_bytes(content)
+
+
+REAL_OPEN = pathlib.Path.open
+
+
+class Phases:
+    """Marks where a process stands, and calls `entered(phase, occurrence)` whenever that changes."""
+
+    def __init__(self, entered):
+        self.entered, self.stack, self.counts = entered, [], collections.Counter()
+        self.enter("between")
+
+    def enter(self, phase):
+        self.stack.append(phase)
+        self._announce()
+
+    def leave(self):
+        self.stack.pop()
+        self._announce()
+
+    def _announce(self):
+        phase = self.stack[-1]
+        self.entered(phase, self.counts[phase])
+        self.counts[phase] += 1
+
+    def wrap(self, phase, function):
+        @functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            self.enter(phase)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.leave()
+
+        return wrapped
+
+
+def child(folder, dataset, write, entered):
+    pathlib.Path.open = slow_open
+    phases = Phases(entered)
+    store_module.replace_file = phases.wrap("write", write)
+    run_module.train_stage = phases.wrap("train", run_module.train_stage)
+    run_module.calibrate = phases.wrap("calibrate", run_module.calibrate)
+    Run(settings(), folder, dataset=dataset).execute()
+    os._exit(0)
+
+
+def undisturbed(folder, dataset):
+    """How long each occurrence of each phase took: {phase: [seconds, ...]}."""
+    reader, writer = fork.Pipe(duplex=False)
+    process = fork.Process(
+        target=child,
+        args=(folder, dataset, store_module.replace_file, lambda p, n: writer.send((p, time.perf_counter()))),
+    )
+    process.start()
+    moments = []
+    while process.is_alive() or reader.poll():
+        if reader.poll(0.05):
+            moments.append(reader.recv())
+    process.join()
+    assert process.exitcode == 0
+    durations = {phase: [] for phase in PHASES}
+    for (phase, start), (_, stop) in itertools.pairwise(moments):
+        durations[phase].append(stop - start)
+    return durations
+
+
+def start_and_kill(folder, dataset, write, target, occurrence, delay):
+    """Run until `delay` after the occurrence of the phase; return the phase it died in, None if it ended before."""
+    reader, writer = fork.Pipe(duplex=False)
+    stands = fork.Value("i", 0, lock=False)
+
+    def entered(phase, number):
+        stands.value = PHASES.index(phase)
+        if (phase, number) == (target, occurrence):
+            writer.send(None)
+
+    process = fork.Process(target=child, args=(folder, dataset, write, entered))
+    process.start()
+    writer.close()
+    with contextlib.suppress(EOFError):
+        reader.recv()
+        time.sleep(delay)
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    reader.close()
+    assert process.exitcode in (0, -signal.SIGKILL), "the resumed run failed"
+    return PHASES[stands.value] if process.exitcode else None
+
+
+def contents(folder):
+    """All that the run left, but for the environment, which has times."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "environment.json")
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def disturb(folder, dataset, write, durations, draw, kills, wanted):
+    """Kill one run again and again at drawn moments until it ends or enough were killed; then let it end."""
+    while True:
+        missing = [phase for phase in PHASES if kills[phase] < wanted]
+        target = draw.choice(missing or PHASES)
+        occurrence = draw.randrange(max(1, len(durations[target]) // 3))
+        delay = draw.uniform(0, durations[target][occurrence])
+        died_in = start_and_kill(folder, dataset, write, target, occurrence, delay)
+        if died_in is None:
+            return
+        kills[died_in] += 1
+        if kills.total() >= KILLS_IN_ALL and not missing:
+            assert start_and_kill(folder, dataset, write, "", 0, 0) is None
+            return
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    dataset = load_dataset("digits")
+    folder = tmp_path_factory.mktemp("reference")
+    return dataset, undisturbed(folder, dataset), contents(folder)
+
+
+@pytest.mark.timeout(600)
+def test_killed_runs_end_with_the_same_bytes(tmp_path, reference, record_property):
+    dataset, durations, expected = reference
+    draw, kills, runs = random.Random(SEED), collections.Counter(), 0
+    print(f"seed {SEED}; occurrences { ({p: len(d) for p, d in durations.items()}) }")
+    while kills.total() < KILLS_IN_ALL or any(kills[phase] < KILLS_PER_PHASE for phase in PHASES):
+        folder = tmp_path / f"run-{runs}"
+        disturb(folder, dataset, store_module.replace_file, durations, draw, kills, KILLS_PER_PHASE)
+        assert contents(folder) == expected
+        runs += 1
+        assert runs < 100, f"the phases are not met: {dict(kills)}"
+    print(f"{kills.total()} kills in {runs} runs: {dict(kills)}")
+    record_property("kills", dict(kills))
+
+
+@pytest.mark.timeout(600)
+def test_without_the_atomic_rename_a_kill_does_harm(tmp_path, reference):
+    """The test above can fail: the same kills, with files written in place."""
+    dataset, durations, expected = reference
+    draw, kills = random.Random(SEED), collections.Counter()
+    harmed = False
+    for number in range(10):
+        folder = tmp_path / f"run-{number}"
+        try:
+            disturb(folder, dataset, without_rename, durations, draw, kills, 1000)
+            harmed = contents(folder) != expected
+        except AssertionError as error:  # the resumed run could not read what was half-written
+            harmed = "the resumed run failed" in str(error)
+        if harmed:
+            break
+    assert harmed
