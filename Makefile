@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= passive
 .PHONY: demo test test-real lint bench clean
 
 demo: $(VENV)/.bench
-	$(BIN)/python examples/digits.py
+	OMP_NUM_THREADS=1 $(BIN)/tcil run
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q

@@ -1,6 +1,6 @@
 """Train a small network on scikit-learn's digits, two new classes at a time, and calibrate it after every task.
 
-    make demo        (or: python examples/digits.py)
+    python examples/digits.py
 
 This is the loop of a practitioner: an ordinary training loop with a small memory of exemplars, and three lines of
 tcil after each task. The table compares every method on the very same networks.

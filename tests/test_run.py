@@ -54,9 +54,17 @@ class TestSettings:
                 assert build({"preset": preset, "learner": learner}).learner == learner
 
     def test_the_key_is_the_settings(self):
-        one, same, other = build({}), build({"dataset": "digits"}), build({"seed": 2})
+        one, same, other = build({}), build({"dataset": "noisy-digits"}), build({"seed": 2})
         assert one.key == same.key != other.key
-        assert one.name.startswith("digits-er-seed1-")
+        assert one.name.startswith("noisy-digits-er-seed1-")
+
+    @pytest.mark.parametrize("dataset", ["cifar100", "tiny-imagenet"])
+    def test_at_20_tasks(self, dataset):
+        for learner in ("er", "eeil", "wa", "der"):
+            s = build({"dataset": dataset, "learner": learner, "tasks": 20})
+            assert (s.tasks, s.validation, s.validation_pool) == (20, 100, 100)
+            assert s.learner_options.get("finetune_epochs") == {"eeil": 100, "der": 100}.get(learner)
+        assert build({"dataset": dataset, "tasks": 20, "validation": 300}).validation == 300
 
     @pytest.mark.parametrize(
         ("values", "message"),

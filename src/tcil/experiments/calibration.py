@@ -176,7 +176,26 @@ def calibrate(task: FinishedTask, names: Sequence[str] | None = None) -> dict[st
         except (NotApplicable, NotReachableError) as reason:
             row["not_applicable"] = str(reason)
         rows[name] = row
-    return {"task": task.index, "seen": task.new_columns.stop, "calibrators": rows, "history": history}
+    return {
+        "task": task.index,
+        "seen": task.new_columns.stop,
+        "memory": _memory(task),
+        "calibrators": rows,
+        "history": history,
+    }
+
+
+def _memory(task: FinishedTask) -> dict[str, Any]:
+    """How much of its memory the network knows by heart, by the task that an exemplar comes from."""
+    if not len(task.memory_columns):
+        return {"count": 0, "accuracy": None, "accuracy_by_task": None}
+    right = (task.memory_logits.argmax(1) == task.memory_columns).double()
+    spans = [(task.memory_columns >= span.start) & (task.memory_columns < span.stop) for span in task.task_columns]
+    return {
+        "count": len(right),
+        "accuracy": float(right.mean()),
+        "accuracy_by_task": [float(right[span].mean()) if span.any() else None for span in spans],
+    }
 
 
 def _probabilities(task: FinishedTask, fitted: Calibrator | None) -> Tensor:

@@ -49,7 +49,8 @@ def execute(
             row = {**full["calibrators"]["vanilla"], "title": "Vanilla, all data"}
             task["calibrators"] = {"vanilla-all-data": row, **task["calibrators"]}
         run.store.write_json("results.json", results)
-    console.print(by_task(results, "ece"))
+    for key in ("accuracy", "aece", "ece_predicted_old", "ece_predicted_new", "ece"):
+        console.print(by_task(results, key))
     console.print(summary(results, f"{settings.learner} on {settings.dataset}, seed {settings.seed}"))
     report = write_report(results, run.store.read_json("environment.json") or {}, folder / "report.html")
     console.print(f"run folder {folder}\nreport {report}", highlight=False, soft_wrap=True)

@@ -77,9 +77,9 @@ def import_run(source: Path, folder: Path, *, data: Path | None, calibrators: Se
     store.create()
     whole = {"settings": settings, "tasks": results}
     store.write_json("settings.json", settings)
-    store.write_json("environment.json", environment())
+    store.write_json("environment.json", environment(torch.device("cpu")))
     store.write_json("results.json", whole)
-    write_report(whole, environment(), folder / "report.html")
+    write_report(whole, environment(torch.device("cpu")), folder / "report.html")
     return whole
 
 

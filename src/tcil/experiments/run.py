@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,8 @@ class Run:
                 "run", f"{store.path}, which holds a run with other settings", "an empty folder or the same run"
             )
         store.write_json("settings.json", own)
-        store.write_json("environment.json", environment())
+        before = store.read_json("environment.json") or {}
+        store.write_json("environment.json", {**environment(self.device), "seconds": before.get("seconds", {})})
         results: list[dict[str, Any]] = []
         for task, memory, learner in self.walk(listener):
             stored = store.read_json(f"{_at(task)}/results.json")
@@ -92,7 +94,9 @@ class Run:
                 listener(Progress(task.index, len(self.stream), "calibrate", 0, 1))
                 self._evaluate(task, memory, learner)
                 history = results[-1]["history"] if results else {}
+                started = time.perf_counter()
                 stored = calibrate(self.finished(task, memory, learner, history), calibrators)
+                self._note_seconds(task, "calibration", started)
                 store.write_json(f"{_at(task)}/results.json", stored)
             results.append(stored)
             listener(Progress(task.index, len(self.stream), "done", 1, 1))
@@ -112,7 +116,9 @@ class Run:
                 learner.model.load_state_dict(trained[0])
                 learner.model.eval()
             elif listener is not None:
+                started = time.perf_counter()
                 self._train(learner, data, listener)
+                self._note_seconds(task, "training", started)
                 self.store.write_tensors(f"{_at(task)}/model.safetensors", learner.model.state_dict())
             else:
                 raise invalid("run", f"{self.store.path} without a network of task {task.index}", "a finished run")
@@ -120,6 +126,12 @@ class Run:
                 self.store.remove(f"{_at(task)}/{temporary}.safetensors")
             memory = self._update_memory(task, memory)
             yield task, memory, learner
+
+    def _note_seconds(self, task: Task, what: str, started: float) -> None:
+        """How long something took (in the process that finished it), with the environment, not with the results."""
+        record = self.store.read_json("environment.json") or {}
+        record.setdefault("seconds", {}).setdefault(_at(task), {})[what] = round(time.perf_counter() - started, 3)
+        self.store.write_json("environment.json", record)
 
     # one task ------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ class RunSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dataset: str = "digits"
+    dataset: str = "noisy-digits"
     classes: int | None = Field(None, ge=2, description="use only the first so many classes of the order")
     tasks: int | tuple[int, ...] = Field(5, description="how many equal tasks, or the size of each")
     class_order_seed: int | None = Field(None, description="none: the natural order")
@@ -69,9 +69,21 @@ _SHORT_TUNING = {
 _PAPER = {"epochs": 200, "milestones": [100, 150], "lr": 0.1, "weight_decay": 2e-4}
 _RESNET32 = {**_PAPER, "network": "resnet32", "batch_size": 128}
 
-# A preset may say more per learner: under "by_learner", keys that replace its own.
+_LONG_TUNING = {
+    "eeil": {"finetune_epochs": 100, "finetune_milestones": [33, 67]},
+    "der": {"finetune_epochs": 100, "finetune_milestones": [50]},
+}
+_MANY_TASKS = {
+    "validation": 100, "validation_pool": 100,
+    "by_learner": {k: {"learner_options": v} for k, v in _LONG_TUNING.items()},
+}  # fmt: skip
+
+# A preset may say more: under "by_learner", keys that replace its own for a learner; under "at_20_tasks", for 20 tasks.
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {"dataset": "digits", "by_learner": {k: {"learner_options": v} for k, v in _SHORT_TUNING.items()}},
+    "digits": {
+        "dataset": "noisy-digits", "memory": 100,
+        "by_learner": {k: {"learner_options": v} for k, v in _SHORT_TUNING.items()},
+    },
     "cifar10": {
         **_RESNET32, "dataset": "cifar10", "tasks": 5, "memory": 200, "validation": 500, "validation_pool": 500,
         "by_learner": {
@@ -81,6 +93,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "cifar100": {
         **_RESNET32, "dataset": "cifar100", "tasks": 10, "memory": 2000, "validation": 500, "validation_pool": 500,
+        "at_20_tasks": _MANY_TASKS,
         "by_learner": {
             "eeil": {"validation": 300, "validation_pool": 300},
             "der": {"validation": 1000, "validation_pool": 1000},
@@ -88,7 +101,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "tiny-imagenet": {
         **_PAPER, "network": "resnet18", "batch_size": 256, "dataset": "tiny-imagenet", "tasks": 10, "memory": 4000,
-        "validation": 100, "validation_pool": 100,
+        "validation": 100, "validation_pool": 100, "at_20_tasks": _MANY_TASKS,
         "by_learner": {"eeil": {"validation": 200, "validation_pool": 200}},
     },
     "cifar100-mini": {
@@ -105,12 +118,16 @@ def build(values: Mapping[str, Any]) -> RunSettings:
     given = dict(values)
     preset = given.pop("preset", None)
     if preset is None:
-        preset = given.get("dataset", "digits") if given.get("dataset", "digits") in PRESETS else "digits"
+        preset = given["dataset"] if given.get("dataset") in PRESETS else "digits"
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     base = dict(PRESETS[preset])
-    by_learner = base.pop("by_learner", {})
-    merged = {**base, **by_learner.get(given.get("learner", "er"), {}), **given}
+    learner, many = given.get("learner", "er"), base.pop("at_20_tasks", {})
+    merged = {**base, **base.get("by_learner", {}).get(learner, {})}
+    if given.get("tasks") == 20:
+        merged |= {**many, **many.get("by_learner", {}).get(learner, {})}
+    merged.pop("by_learner", None)
+    merged |= given
     if "validation" in given and "validation_pool" not in given:
         merged["validation_pool"] = max(merged["validation_pool"], given["validation"]) if given["validation"] else 0
     if "epochs" in given and "milestones" not in given:

@@ -1,7 +1,7 @@
 """A run folder: everything written by atomic rename, read without pickle.
 
 RUN/settings.json        what defines the run
-RUN/environment.json     versions, threads, times: what does not belong to the results
+RUN/environment.json     versions, threads, seconds by task: what does not belong to the results
 RUN/results.json         all tasks together, once the last is done
 RUN/task-03/
     indices.safetensors  rows of the training set: train, valid, pool, reserve, memory
@@ -15,6 +15,7 @@ RUN/task-03/
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ class RunFolder:
         (self.path / name).unlink(missing_ok=True)
 
 
-def environment() -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """What the numbers were computed with."""
     import platform
 
@@ -103,5 +104,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "device": str(device),
         "cuda": torch.version.cuda,
     }

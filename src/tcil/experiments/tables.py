@@ -57,15 +57,17 @@ def summary(results: dict[str, Any], title: str) -> Table:
 
 
 def by_task(results: dict[str, Any], key: str) -> Table:
-    """One figure by task for every calibrator."""
+    """One figure by task, and its mean, for every calibrator."""
     table = Table(title=f"{COLUMNS.get(key, key)} by task, %")
     table.add_column("after task")
     for task in results["tasks"]:
         table.add_column(str(task["task"]), justify="right")
+    table.add_column("mean", justify="right")
     for name, (label, _) in titles(results).items():
         cells = []
         for task in results["tasks"]:
             row = task["calibrators"].get(name, {})
             cells.append("n/a" if "not_applicable" in row or not row else percent(row[key]))
-        table.add_row(label, *cells)
+        average = mean(results, name, key)
+        table.add_row(label, *cells, "n/a" if average is None else percent(average))
     return table

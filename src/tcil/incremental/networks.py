@@ -57,10 +57,16 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self, *, n_classes: int, widths: tuple[int, ...], depths: tuple[int, ...], channels_in: int = 3
+        self,
+        *,
+        n_classes: int,
+        widths: tuple[int, ...],
+        depths: tuple[int, ...],
+        channels_in: int = 3,
+        stem_stride: int = 1,
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, widths[0], 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(channels_in, widths[0], 3, stride=stem_stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.stages: list[str] = []
         width = widths[0]
@@ -121,10 +127,12 @@ def small_cnn(n_classes: int = 10, channels_in: int = 1) -> ResNet:
 
 
 def small_resnet(n_classes: int = 100) -> ResNet:
-    """A ResNet-8 for 32x32 images, for short runs on a CPU: 16, 32 and 64 channels, one block each, 64 features.
+    """A ResNet-8 for 32x32 images, for short runs on a CPU: 24, 48 and 96 channels, one block each, 96 features.
+
+    The stem halves the image: at the same cost a wider network, which learns its exemplars by heart far sooner.
 
     >>> import torch, tcil
     >>> tcil.networks.small_resnet(20)(torch.randn(1, 3, 32, 32)).shape
     torch.Size([1, 20])
     """
-    return ResNet(n_classes=n_classes, widths=(16, 32, 64), depths=(1, 1, 1))
+    return ResNet(n_classes=n_classes, widths=(24, 48, 96), depths=(1, 1, 1), stem_stride=2)

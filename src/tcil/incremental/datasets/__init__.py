@@ -29,6 +29,9 @@ class DatasetEntry:
 _HERE = "tcil.incremental.datasets"
 DATASETS = {
     "digits": DatasetEntry("scikit-learn's 8x8 digits, 10 classes; no files needed", f"{_HERE}.digits:load", False),
+    "noisy-digits": DatasetEntry(
+        "the same under noise: hard enough that confidence goes wrong", f"{_HERE}.digits:load_noisy", False
+    ),
     "cifar10": DatasetEntry("CIFAR-10, 10 classes, from cifar-10-batches-py/", f"{_HERE}.cifar:load_cifar10"),
     "cifar100": DatasetEntry("CIFAR-100, 100 classes, from cifar-100-python/", f"{_HERE}.cifar:load_cifar100"),
     "tiny-imagenet": DatasetEntry(
