@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ class Run:
         self.store = RunFolder(folder)
         self.device = torch.device(device)
         self.dataset = (dataset or load_dataset(settings.dataset, data)).to(self.device)
+        if settings.crop is not None:
+            self.dataset = replace(self.dataset, padding=settings.crop)
         self.stream = make_stream(settings, self.dataset)
         self.n_classes = self.stream.seen(len(self.stream) - 1)
         self.pixels = Pixels(self.dataset)
