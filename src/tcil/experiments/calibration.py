@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 
 import tcil
 from tcil.calibration.calibrators.base import Calibrator
-from tcil.calibration.errors import CalibrationWarning, NotReachableError, invalid
+from tcil.calibration.errors import CalibrationWarning, NotReachableError, invalid, unknown_name
 from tcil.calibration.storage import encode
 from tcil.incremental.extensions import extension
 
@@ -48,17 +51,22 @@ class NotApplicable(Exception):
     """A calibrator lacks what it needs on this task (no images, no reserve); its row says why."""
 
 
-Fit = Callable[[FinishedTask], Calibrator | None]
+Fit = Callable[..., Calibrator | None]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A calibrator in the tables: its title, what it is, in which block it stands, and how it is fitted."""
+    """A calibrator in the tables: its title, what it is, how it is fitted, in which block it stands.
+
+    `fit` gets the finished task, and the options that the user named as `name[option=value]`; these are checked
+    beforehand against `kind`, the calibrator's class.
+    """
 
     title: str
     meaning: str
     fit: Fit
     block: str = "ranked"
+    kind: type[Calibrator] | None = None
 
 
 def _needs_images(task: FinishedTask) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -67,30 +75,24 @@ def _needs_images(task: FinishedTask) -> tuple[nn.Module, tuple[Tensor, Tensor],
     return task.model, task.memory, task.valid
 
 
-def _ts(task: FinishedTask) -> Calibrator:
-    return tcil.TemperatureScaling().fit(task.valid_logits, task.valid_columns)
-
-
-def _perturb_ts(task: FinishedTask) -> Calibrator:
+def _perturb_ts(task: FinishedTask, **options: Any) -> Calibrator:
     model, _, valid = _needs_images(task)
-    return tcil.PerturbedTemperatureScaling().fit(model, valid=valid, classes=task.seen)
+    return tcil.PerturbedTemperatureScaling(**options).fit(model, valid=valid, classes=task.seen)
 
 
-def _t_cil(policy: str) -> Fit:
-    def fit(task: FinishedTask) -> Calibrator:
-        model, memory, valid = _needs_images(task)
-        return tcil.TCIL(policy=policy).fit(model, memory, valid, task.new_columns, classes=task.seen)
-
-    return fit
+def _t_cil(task: FinishedTask, **options: Any) -> Calibrator:
+    model, memory, valid = _needs_images(task)
+    return tcil.TCIL(**options).fit(model, memory, valid, task.new_columns, classes=task.seen)
 
 
-def _first_task(task: FinishedTask) -> Calibrator:
+def _first_task(task: FinishedTask, **options: Any) -> Calibrator:
     history = task.history.get("first-task-ts")
     if history is None and task.index > 0:
         raise NotApplicable("needs the first task")
+    calibrator = tcil.FirstTaskTemperatureScaling(**options)
     if history is None:
-        return tcil.FirstTaskTemperatureScaling().fit(task.valid_logits, task.valid_columns)
-    return tcil.FirstTaskTemperatureScaling().fit(classes=task.seen, history=history)
+        return calibrator.fit(task.valid_logits, task.valid_columns)
+    return calibrator.fit(classes=task.seen, history=history)
 
 
 def _reserve(task: FinishedTask) -> tuple[Tensor, Tensor]:
@@ -103,50 +105,88 @@ def _reserve(task: FinishedTask) -> tuple[Tensor, Tensor]:
     )
 
 
+_ORACLE, _OLD_DATA = "oracle", "with old-task validation data"
 CALIBRATORS: dict[str, Entry] = {
     "vanilla": Entry("Vanilla", "the network as trained", lambda task: None),
-    "ts": Entry("TS", "temperature scaling on the new task's validation set", _ts),
+    "ts": Entry(
+        "TS",
+        "temperature scaling on the new task's validation set",
+        lambda task, **options: tcil.TemperatureScaling(**options).fit(task.valid_logits, task.valid_columns),
+        kind=tcil.TemperatureScaling,
+    ),
     "ets": Entry(
         "ETS",
         "ensemble temperature scaling",
-        lambda task: tcil.EnsembleTemperatureScaling().fit(task.valid_logits, task.valid_columns),
+        lambda task, **options: tcil.EnsembleTemperatureScaling(**options).fit(task.valid_logits, task.valid_columns),
+        kind=tcil.EnsembleTemperatureScaling,
     ),
     "irm": Entry(
         "IRM",
         "multi-class isotonic regression",
-        lambda task: tcil.MulticlassIsotonic().fit(task.valid_logits, task.valid_columns),
+        lambda task, **options: tcil.MulticlassIsotonic(**options).fit(task.valid_logits, task.valid_columns),
+        kind=tcil.MulticlassIsotonic,
     ),
-    "perturb-ts": Entry("PerturbTS", "temperature scaling under input noise", _perturb_ts),
-    "t-cil": Entry("T-CIL", "temperature scaling on adversarially perturbed exemplars", _t_cil("paper")),
-    "first-task-ts": Entry("First-task TS", "the first task's temperature, kept for ever", _first_task),
+    "perturb-ts": Entry(
+        "PerturbTS", "temperature scaling under input noise", _perturb_ts, kind=tcil.PerturbedTemperatureScaling
+    ),
+    "t-cil": Entry("T-CIL", "temperature scaling on adversarially perturbed exemplars", _t_cil, kind=tcil.TCIL),
+    "first-task-ts": Entry(
+        "First-task TS",
+        "the first task's temperature, kept for ever",
+        _first_task,
+        kind=tcil.FirstTaskTemperatureScaling,
+    ),
     "exemplar-ts": Entry(
         "Exemplar TS",
         "temperature scaling on unperturbed exemplars (T near 0: why T-CIL perturbs them)",
-        lambda task: tcil.TemperatureScaling().fit(task.memory_logits, task.memory_columns),
+        lambda task, **options: tcil.TemperatureScaling(**options).fit(task.memory_logits, task.memory_columns),
+        kind=tcil.TemperatureScaling,
     ),
     "optimal-ts": Entry(
         "Optimal TS",
         "temperature scaling on the test set: the oracle",
-        lambda task: tcil.TemperatureScaling().fit(task.test_logits, task.test_columns),
-        "oracle",
+        lambda task, **options: tcil.TemperatureScaling(**options).fit(task.test_logits, task.test_columns),
+        _ORACLE,
+        tcil.TemperatureScaling,
+    ),
+    "optimal-group-ts": Entry(
+        "Optimal group TS",
+        "one temperature per predicted group, old or new, on the test set",
+        lambda task: tcil.GroupTemperatureScaling().fit(
+            task.test_logits, task.test_columns, new_classes=task.new_columns
+        ),
+        _ORACLE,
     ),
     "reserve-ts": Entry(
         "Reserve TS",
         "temperature scaling with a reserve of old-task data",
         lambda task: tcil.TemperatureScaling().fit(*_reserve(task)),
-        "with old-task validation data",
+        _OLD_DATA,
     ),
     "reserve-group-ts": Entry(
         "Reserve group TS",
         "one temperature per predicted group, old or new, with a reserve of old-task data",
         lambda task: tcil.GroupTemperatureScaling().fit(*_reserve(task), new_classes=task.new_columns),
-        "with old-task validation data",
+        _OLD_DATA,
     ),
 }
 
 
+def specs_of(text: str | None) -> list[str] | None:
+    """Calibrators by comma, each a name or `name[option=value,...]`; None stays None, which means all."""
+    if text is None:
+        return None
+    specs = re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text)
+    if not specs or ",".join(specs) != text:
+        raise invalid("calibrators", repr(text), "names by comma, such as ts,t-cil[policy=random]")
+    return specs
+
+
 def entry_of(name: str) -> Entry:
-    """A calibrator by name; one of the user's own is an Entry, or a function that makes one."""
+    """A calibrator by name or `name[option=value,...]`; one of the user's own is an Entry, or a function of one."""
+    name, bracket, options = name.partition("[")
+    if bracket:
+        return _with_options(name, entry_of(name), options.removesuffix("]"))
     if name in CALIBRATORS:
         return CALIBRATORS[name]
     entry = extension("calibrator", name, CALIBRATORS)
@@ -154,6 +194,26 @@ def entry_of(name: str) -> Entry:
     if not isinstance(entry, Entry):
         raise invalid("calibrator", repr(name), "an Entry, or a factory of one")
     return entry
+
+
+def _with_options(name: str, entry: Entry, text: str) -> Entry:
+    """The same calibrator with options, which are tried at once."""
+    kind = entry.kind
+    if kind is None:
+        raise invalid("calibrators", f"{name}[{text}]", f"{name}, which has no options")
+    known, options = [field.name for field in fields(kind) if field.init], {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise invalid("calibrators", f"{name}[{text}]", f"{name}[option=value]")
+        if key not in known:
+            raise unknown_name(f"option of calibrator {name}", key, known)
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    kind(**options)
+    return replace(entry, title=f"{entry.title} ({text.replace(',', ', ')})", fit=partial(entry.fit, **options))
 
 
 def calibrate(task: FinishedTask, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -183,6 +243,14 @@ def calibrate(task: FinishedTask, names: Sequence[str] | None = None) -> dict[st
         "calibrators": rows,
         "history": history,
     }
+
+
+def merged(stored: dict[str, Any] | None, fresh: dict[str, Any]) -> dict[str, Any]:
+    """Stored results of a task with rows computed anew, or added."""
+    if stored is None:
+        return fresh
+    both = {key: {**stored[key], **fresh[key]} for key in ("calibrators", "history")}
+    return {**stored, **fresh, **both}
 
 
 def _memory(task: FinishedTask) -> dict[str, Any]:
@@ -218,6 +286,12 @@ def figures(probs: Tensor, task: FinishedTask) -> dict[str, Any]:
         "gap": metrics.confidence_gap(probs, labels, groups=origin),
     }
     n_tasks = len(task.task_columns)
+    estimate = metrics.calibration_estimate(probs, labels, n_resamples=200)
+    bins = metrics.reliability_bins(probs, labels)
+    each = {
+        "accuracy": metrics.accuracy(probs, labels, groups=labels),
+        "gap": metrics.confidence_gap(probs, labels, groups=labels),
+    }
     return {
         "accuracy": float(by_task["accuracy"]),
         "ece": float(ece),
@@ -227,11 +301,23 @@ def figures(probs: Tensor, task: FinishedTask) -> dict[str, Any]:
         "nll": _finite(metrics.negative_log_likelihood(probs, labels)),
         "brier": float(metrics.brier_score(probs, labels)),
         "aurc": float(metrics.area_under_risk_coverage(probs, labels)),
-        "noise_floor": float(metrics.noise_floor(probs)),
+        "noise_floor": estimate.noise_floor,
+        "noise_ceiling": estimate.noise_ceiling,
+        "ece_interval": [estimate.low, estimate.high],
         "ece_predicted_old": ece.by_group.get("old"),
         "ece_predicted_new": ece.by_group.get("new"),
         "by_task": {key: [score.by_group.get(i) for i in range(n_tasks)] for key, score in by_task.items()},
+        "by_class": {key: [_short(score.by_group.get(c)) for c in task.seen] for key, score in each.items()},
+        "bins": {
+            "count": bins.count.tolist(),
+            "confidence": [_short(value) for value in bins.confidence],
+            "accuracy": [_short(value) for value in bins.accuracy],
+        },
     }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or np.isnan(value) else round(float(value), 5)
 
 
 def _finite(value: float) -> float | None:

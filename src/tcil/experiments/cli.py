@@ -38,7 +38,9 @@ def run(
         typer.Option("--set", help="any other setting: --set epochs=10 --set learner_options.head=growing"),
     ] = None,
     reserve: Annotated[float | None, typer.Option(help="share of the memory kept out of training")] = None,
-    calibrators: Annotated[str | None, typer.Option(help="only these, by comma; see 'tcil calibrators'")] = None,
+    calibrators: Annotated[
+        str | None, typer.Option(help="only these, by comma, also with options: ts,t-cil[policy=random]")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
     log: Annotated[str | None, typer.Option(help="csv or tensorboard")] = None,
     full_data: Annotated[
@@ -68,9 +70,10 @@ def run(
 
             show_plan(runs, data, console)
             return
+        from tcil.experiments.calibration import specs_of
         from tcil.experiments.execute import execute
 
-        names = calibrators.split(",") if calibrators else None
+        names = specs_of(calibrators)
         for one in runs:
             execute(
                 one, out, data=data, device=device, calibrators=names, log=log, full_data=full_data, console=console
@@ -83,14 +86,17 @@ def run(
 def calibrate(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
     data: Annotated[Path | None, typer.Option(help="folder that holds the dataset")] = None,
-    calibrators: Annotated[str | None, typer.Option(help="only these, by comma")] = None,
+    calibrators: Annotated[
+        str | None, typer.Option(help="only these, by comma, also with options: ts[solver=sgd]")
+    ] = None,
     redraw: Annotated[int, typer.Option(help="also with so many other draws of the validation set")] = 0,
 ) -> None:
     """Recompute calibrators on a finished run, without training."""
     try:
+        from tcil.experiments.calibration import specs_of
         from tcil.experiments.execute import recalibrate
 
-        names = calibrators.split(",") if calibrators else None
+        names = specs_of(calibrators)
         recalibrate(folder, data=data, calibrators=names, redraw=redraw, console=console)
     except (ValueError, RuntimeError) as error:
         raise _fail(error) from None
@@ -101,18 +107,43 @@ def import_(
     source: Annotated[Path, typer.Argument(help="folder with tasks.json and task-00.npz, ...")],
     out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
     data: Annotated[Path | None, typer.Option(help="folder that holds the dataset, for checkpoints")] = None,
-    calibrators: Annotated[str | None, typer.Option(help="only these, by comma")] = None,
+    calibrators: Annotated[
+        str | None, typer.Option(help="only these, by comma, also with options: ts[solver=sgd]")
+    ] = None,
 ) -> None:
     """Calibrate models that were trained elsewhere, from their logits, labels and class lists."""
     try:
+        from tcil.experiments.calibration import specs_of
+        from tcil.experiments.collect import read_runs
+        from tcil.experiments.execute import show_run
         from tcil.experiments.importing import import_run
-        from tcil.experiments.tables import summary
 
         folder = out / f"imported-{source.resolve().name}"
-        names = calibrators.split(",") if calibrators else None
-        results = import_run(source, folder, data=data, calibrators=names)
-        console.print(summary(results, f"imported from {source}"))
+        names = specs_of(calibrators)
+        import_run(source, folder, data=data, calibrators=names)
+        show_run(read_runs([folder])[0], console)
         console.print(f"run folder {folder}\nreport {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    except (ValueError, RuntimeError) as error:
+        raise _fail(error) from None
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders that hold some")],
+    out: Annotated[Path, typer.Option(help="folder for report.html and the tables")] = Path("report"),
+    keep: Annotated[
+        Path | None, typer.Option(help="also copy the results, as small JSON files, into this folder")
+    ] = None,
+) -> None:
+    """Tables and pictures of any set of runs: on the terminal, as HTML, Markdown, LaTeX and CSV."""
+    try:
+        from tcil.experiments import collect
+        from tcil.experiments.execute import show_report
+
+        stored = collect.read_runs(runs)
+        if keep is not None:
+            collect.keep(stored, keep)
+        show_report(stored, out, console)
     except (ValueError, RuntimeError) as error:
         raise _fail(error) from None
 

@@ -11,13 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from tcil.calibration.errors import invalid, unknown_name
-from tcil.experiments.calibration import calibrate, entry_of
+from tcil.calibration.storage import replace_file
+from tcil.experiments.calibration import calibrate, entry_of, merged
+from tcil.experiments.collect import StoredRun, Study, read_runs, studies
+from tcil.experiments.grids import Grid, comma_separated, latex, markdown, terminal
 from tcil.experiments.progress import CsvLog, ProgressDisplay, TensorBoardLog
 from tcil.experiments.report import write_report
 from tcil.experiments.run import Listener, Progress, Run
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.store import RunFolder
-from tcil.experiments.tables import by_task, summary
+from tcil.experiments.tables import by_task, side_by_side, summary
 
 LOGS: dict[str, Callable[[Path], Listener]] = {"csv": CsvLog, "tensorboard": TensorBoardLog}
 
@@ -49,12 +52,41 @@ def execute(
             row = {**full["calibrators"]["vanilla"], "title": "Vanilla, all data"}
             task["calibrators"] = {"vanilla-all-data": row, **task["calibrators"]}
         run.store.write_json("results.json", results)
-    for key in ("accuracy", "aece", "ece_predicted_old", "ece_predicted_new", "ece"):
-        console.print(by_task(results, key))
-    console.print(summary(results, f"{settings.learner} on {settings.dataset}, seed {settings.seed}"))
-    report = write_report(results, run.store.read_json("environment.json") or {}, folder / "report.html")
+    (stored,) = read_runs([folder])
+    show_run(stored, console)
+    report = write_report([stored], folder / "report.html")
     console.print(f"run folder {folder}\nreport {report}", highlight=False, soft_wrap=True)
     return results
+
+
+def show_run(run: StoredRun, console: Console) -> None:
+    """All tables of a run; the means come last, where the eye is."""
+    study = Study((run,))
+    for key in ("accuracy", "aece", "ece_predicted_old", "ece_predicted_new", "ece"):
+        console.print(terminal(by_task(study, key)))
+    console.print(terminal(summary(study)))
+
+
+def show_report(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
+    """The tables of any set of runs on the terminal and as files, and their page."""
+    groups = studies(runs)
+    grids = [summary(study) for study in groups]
+    if len(groups) > 1:
+        grids = [
+            side_by_side(groups, key) for key in ("accuracy", "ece", "ece_predicted_old", "ece_predicted_new")
+        ] + grids
+    for grid in grids:
+        console.print(terminal(grid))
+    write_tables(grids, out)
+    page = write_report(runs, out / "report.html")
+    console.print(f"report {page}\ntables {out / 'tables.md'}, .tex, .csv", highlight=False, soft_wrap=True)
+
+
+def write_tables(grids: Sequence[Grid], out: Path) -> None:
+    """The same tables as Markdown, LaTeX and CSV."""
+    out.mkdir(parents=True, exist_ok=True)
+    for suffix, form in {"md": markdown, "tex": latex, "csv": comma_separated}.items():
+        replace_file(out / f"tables.{suffix}", "\n".join(form(grid) for grid in grids).encode())
 
 
 def _shown(run: Run, calibrators: Sequence[str] | None, log: str | None, console: Console, what: str) -> dict[str, Any]:
@@ -73,7 +105,12 @@ def _shown(run: Run, calibrators: Sequence[str] | None, log: str | None, console
 def recalibrate(
     folder: Path, *, data: Path | None, calibrators: Sequence[str] | None, redraw: int, console: Console
 ) -> list[dict[str, Any]]:
-    """Calibrate every finished task anew from what is stored; with `redraw`, over other draws of the validation set."""
+    """Calibrate every finished task anew from what is stored, and store the rows beside the others.
+
+    With `redraw`, also over other draws of the validation set after the last task, which are only shown.
+    """
+    for name in calibrators or ():
+        entry_of(name)
     store = RunFolder(folder)
     record = store.read_json("settings.json")
     if record is None:
@@ -84,6 +121,8 @@ def recalibrate(
     for task, memory, learner in run.walk():
         history = results[-1]["history"] if results else {}
         results.append(calibrate(run.finished(task, memory, learner, history), calibrators))
+        name = f"{store.task(task.index).name}/results.json"
+        store.write_json(name, merged(store.read_json(name), results[-1]))
         if redraw and task.index == len(run.stream) - 1:
             for number in range(redraw):
                 valid = run.redraw(task, torch.Generator().manual_seed(number))
@@ -91,7 +130,12 @@ def recalibrate(
                 for row in outcome["calibrators"].values():
                     if "ece" in row:
                         scores.setdefault(row["title"], []).append(100 * row["ece"])
-    console.print(summary({"tasks": results}, f"{folder.name}, calibrated anew"))
+    whole = store.read_json("results.json")
+    if whole is not None:
+        tasks = [merged(old, new) for old, new in zip(whole["tasks"], results, strict=True)]
+        store.write_json("results.json", {**whole, "tasks": tasks})
+    environment = store.read_json("environment.json") or {}
+    console.print(terminal(summary(Study((StoredRun(folder, record, results, environment),)))))
     if redraw:
         table = Table(title=f"ECE after the last task over {redraw} draws of the validation set, %")
         for column in ("calibrator", "mean", "std", "least", "most"):

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from tcil.calibration.arrays import as_classes, as_labels, as_logits, label_columns
 from tcil.calibration.errors import invalid
 from tcil.experiments.calibration import FinishedTask, calibrate
+from tcil.experiments.collect import read_runs
 from tcil.experiments.report import write_report
 from tcil.experiments.run import network_factory
 from tcil.experiments.store import RunFolder, environment
@@ -79,7 +80,7 @@ def import_run(source: Path, folder: Path, *, data: Path | None, calibrators: Se
     store.write_json("settings.json", settings)
     store.write_json("environment.json", environment(torch.device("cpu")))
     store.write_json("results.json", whole)
-    write_report(whole, environment(torch.device("cpu")), folder / "report.html")
+    write_report(read_runs([folder]), folder / "report.html")
     return whole
 
 

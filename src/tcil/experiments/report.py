@@ -1,96 +1,141 @@
-"""A plain report of one run: one self-contained HTML file with tables and curves."""
+"""One self-contained HTML page for any set of runs: tables, pictures, settings. It needs no network."""
 
 from __future__ import annotations
 
-import base64
-import io
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from tcil.calibration.storage import replace_file
-from tcil.experiments.tables import COLUMNS, mean, percent, titles
+from tcil.experiments import figures
+from tcil.experiments.collect import StoredRun, Study, studies
+from tcil.experiments.figures import Picture
+from tcil.experiments.grids import Grid, html
+from tcil.experiments.tables import COLUMNS, by_task, side_by_side, summary
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 1rem 0; } caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd; } th:first-child { text-align: left; }
-td:first-child, tbody th { text-align: left; font-weight: 400; } img { max-width: 100%; } code { background: #f3f3f3; }
-tr.apart th, tr.apart td { color: #666; font-style: italic; }
-</style></head><body>
-<h1>{{ title }}</h1>
-<p>{{ tasks }} tasks, {{ classes }} classes. Figures in percent; ECE old and new are those of images predicted as old
-and new classes; the floor is what a perfectly calibrated model would score by chance. Rows in italics see data that the
-others do not.</p>
-<table><caption>Mean over tasks</caption><thead><tr><th scope="col">calibrator</th>
-{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead><tbody>
-{% for row in rows %}<tr{% if row.apart %} class="apart"{% endif %}><th scope="row">{{ row.title }}</th>
-{% for cell in row.cells %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody></table>
-<img alt="{{ alt }}" src="data:image/svg+xml;base64,{{ figure }}">
-<table><caption>Settings</caption><tbody>
-{% for key, value in settings %}<tr><th scope="row">{{ key }}</th><td>{{ value }}</td></tr>{% endfor %}
-</tbody></table>
-<table><caption>Environment</caption><tbody>
-{% for key, value in environment %}<tr><th scope="row">{{ key }}</th><td>{{ value }}</td></tr>{% endfor %}
-</tbody></table>
-</body></html>
-"""
+CURVES = ("vanilla", "ts", "ets", "irm", "perturb-ts", "t-cil", "first-task-ts", "reserve-ts", "optimal-ts")
+TEMPERATURES = ("ts", "first-task-ts", "t-cil", "optimal-ts")
+BEFORE_AFTER = ("vanilla", "ts", "t-cil", "optimal-ts")
+LEAD = (
+    "Figures are percentages, means over tasks unless they stand by task; every calibrator is fitted on the very same"
+    " networks. Rows in italics see data that the others do not. ECE old and ECE new are those of images predicted as"
+    " old and new classes. The floor is what a perfectly calibrated model would score by chance."
+)
 
 
-def write_report(results: dict[str, Any], environment: dict[str, Any], path: Path) -> Path:
-    """Render the report; every string is escaped."""
-    rows: list[dict[str, Any]] = []
-    for name, (title, block) in titles(results).items():
-        cells = [percent(mean(results, name, key)) for key in COLUMNS]
-        cells = cells if cells[0] != "-" else ["n/a"] * len(cells)
-        rows.append({"title": title, "apart": block != "ranked", "cells": cells})
-    settings = results["settings"]
-    last = {row["title"]: row["cells"][1] for row in rows}
-    page = jinja2.Environment(autoescape=True).from_string(_PAGE)
-    html = page.render(
-        title=f"{settings['learner']} on {settings['dataset']}, seed {settings['seed']}",
-        tasks=len(results["tasks"]),
-        classes=results["tasks"][-1]["seen"],
-        columns=list(COLUMNS.values()),
-        rows=rows,
-        figure=_curves(results),
-        alt="ECE by task for every calibrator; means: " + ", ".join(f"{k} {v}" for k, v in last.items()),
-        settings=sorted(settings.items()),
-        environment=sorted(environment.items()),
-    )
-    replace_file(path, html.encode())
+@dataclass(frozen=True)
+class Section:
+    """A part of a page."""
+
+    title: str
+    lines: Sequence[str] = ()
+    grids: Sequence[Grid] = ()
+    pictures: Sequence[Picture] = ()
+    more: dict[str, Sequence[Grid]] = field(default_factory=dict)
+    facts: dict[str, Sequence[tuple[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def anchor(self) -> str:
+        """The name by which links find it."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+
+def write_report(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
+    """Render all that is known of these runs."""
+    groups = studies(runs)
+    sections = [study_section(study) for study in groups]
+    if len(groups) > 1:
+        overview = [side_by_side(groups, key) for key in ("ece", "accuracy", "ece_predicted_old", "ece_predicted_new")]
+        sections.insert(0, Section("Side by side", grids=overview))
+    if title is None:
+        title = groups[0].title if len(groups) == 1 else f"{len(runs)} runs"
+    return write_page(path, title, LEAD, sections)
+
+
+def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> Path:
+    """Render sections as one file; every string is escaped."""
+    template = resources.files("tcil.experiments").joinpath("report.html.jinja").read_text()
+    page = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(template)
+    content = page.render(title=title, lead=lead, sections=sections, html=html, svg=inline_svg)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content.encode())
     return path
 
 
-def _curves(results: dict[str, Any]) -> str:
-    """ECE by task for every calibrator, as a base64 SVG."""
-    import matplotlib
+def inline_svg(picture: Picture) -> Markup:
+    """The picture as part of the page, with its words for those who do not see it."""
+    unique = f"p{hashlib.sha256(picture.svg.encode()).hexdigest()[:8]}-"
+    # What only a file of its own needs goes; ids are made unique, since several pictures share a page.
+    bare = re.sub(r"<metadata>.*?</metadata>|\s+xmlns(:\w+)?=\"[^\"]*\"", "", picture.svg, flags=re.DOTALL)
+    body = re.sub(r'(id="|href="#|url\(#)', rf"\1{unique}", bare)
+    label = Markup('<svg role="img" aria-label="{}"').format(picture.words)
+    return Markup(body.replace("<svg", str(label), 1))
 
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
 
-    plt.rcParams["svg.hashsalt"] = "tcil"
-    figure, axis = plt.subplots(figsize=(8, 4))
-    for name, (title, block) in titles(results).items():
-        points = [
-            (task["task"], 100 * task["calibrators"][name]["ece"])
-            for task in results["tasks"]
-            if "not_applicable" not in task["calibrators"].get(name, {"not_applicable": ""})
-        ]
-        if points:
-            style = {"linestyle": "-" if block == "ranked" else "--", "linewidth": 2.5 if name == "t-cil" else 1.3}
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=title, **style)  # type: ignore[arg-type]
-    axis.set_xlabel("after task")
-    axis.set_ylabel("ECE, %")
-    axis.set_xticks([task["task"] for task in results["tasks"]])
-    axis.set_ylim(bottom=0)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8, ncols=2)
-    figure.tight_layout()
-    content = io.BytesIO()
-    figure.savefig(content, format="svg", metadata={"Date": None})
-    plt.close(figure)
-    return base64.b64encode(content.getvalue()).decode()
+def study_section(study: Study) -> Section:
+    """Everything on runs that differ in their seeds only."""
+    n = len(study.runs)
+    seeds = ", ".join(str(run.seed) for run in study.runs)
+    memory = [
+        task["memory"]["accuracy"] for run in study.runs for task in run.tasks if task.get("memory", {}).get("count")
+    ]
+    lines = [f"{study.n_tasks} tasks, {study.runs[0].tasks[-1]['seen']} classes; seed{'s' if n > 1 else ''} {seeds}."]
+    if memory:
+        lines.append(f"Accuracy on the exemplars: {100 * min(memory):.1f} to {100 * max(memory):.1f} %.")
+    absent = not_applicable(study)
+    lines += [f"{title} is n/a: {reason}" for title, reason in absent.items()]
+    pictures: list[Picture | None] = [
+        figures.by_task_curves(study, "ece", "ECE, %", CURVES),
+        figures.by_task_curves(study, "temperature", "temperature", TEMPERATURES, scale=1),
+        figures.reliability(study, BEFORE_AFTER),
+        figures.predicted_groups(study, (*CURVES, "optimal-group-ts")),
+        figures.per_class(study, ("vanilla", "t-cil")),
+        figures.search_trace(study),
+    ]
+    environments = [run.environment for run in study.runs if run.environment]
+    facts: dict[str, Sequence[tuple[str, Any]]] = {
+        "Settings": [(k, _plain(v)) for k, v in sorted(study.settings.items())]
+    }
+    if environments:
+        facts["Environment"] = [(k, _plain(v)) for k, v in sorted(environments[0].items())]
+    return Section(
+        study.title + _difference(study),
+        lines,
+        [summary(study)],
+        [picture for picture in pictures if picture is not None],
+        {"All figures by task": [by_task(study, key) for key in COLUMNS]},
+        facts,
+    )
+
+
+def not_applicable(study: Study) -> dict[str, str]:
+    """Ranked calibrators without an answer somewhere, with the reason given first."""
+    reasons: dict[str, str] = {}
+    for run in study.runs:
+        for task in run.tasks:
+            for row in task["calibrators"].values():
+                if "not_applicable" in row and row["block"] == "ranked":
+                    reasons.setdefault(row["title"], f"{row['not_applicable']} (first after task {task['task']})")
+    return reasons
+
+
+def _difference(study: Study) -> str:
+    """What tells studies of the same learner and dataset apart."""
+    s = study.settings
+    parts = [f"memory {s['memory']}"] if "memory" in s else []
+    parts += [f"validation {s['validation']}"] if "validation" in s else []
+    parts += [f"{study.n_tasks} tasks", f"{s['epochs']} epochs"] if "epochs" in s else []
+    parts += [f"reserve {s['reserve']}"] if s.get("reserve") else []
+    return f": {', '.join(parts)}" if parts else ""
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

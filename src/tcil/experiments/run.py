@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tcil
 from tcil.calibration.errors import invalid
-from tcil.experiments.calibration import FinishedTask, calibrate
+from tcil.experiments.calibration import CALIBRATORS, FinishedTask, calibrate, merged
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.store import RunFolder, environment
 from tcil.incremental import networks
@@ -88,17 +88,23 @@ class Run:
             )
         store.write_json("settings.json", own)
         before = store.read_json("environment.json") or {}
+        if self.device.type == "cpu" and before.get("threads"):
+            torch.set_num_threads(before["threads"])  # sums depend on it: a resumed run must go on as it began
         store.write_json("environment.json", {**environment(self.device), "seconds": before.get("seconds", {})})
         results: list[dict[str, Any]] = []
         for task, memory, learner in self.walk(listener):
             stored = store.read_json(f"{_at(task)}/results.json")
-            if stored is None:
+            known = stored["calibrators"] if stored else {}
+            missing = [name for name in calibrators or CALIBRATORS if name not in known]
+            if stored is None or missing:
                 listener(Progress(task.index, len(self.stream), "calibrate", 0, 1))
-                self._evaluate(task, memory, learner)
+                if stored is None:
+                    self._evaluate(task, memory, learner)
                 history = results[-1]["history"] if results else {}
                 started = time.perf_counter()
-                stored = calibrate(self.finished(task, memory, learner, history), calibrators)
+                fresh = calibrate(self.finished(task, memory, learner, history), missing)
                 self._note_seconds(task, "calibration", started)
+                stored = merged(stored, fresh)
                 store.write_json(f"{_at(task)}/results.json", stored)
             results.append(stored)
             listener(Progress(task.index, len(self.stream), "done", 1, 1))

@@ -1,10 +1,12 @@
-"""Results as tables: per task and mean, in percent."""
+"""The tables of one run or of several seeds: means over tasks, figures by task, learners side by side; in percent."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from rich.table import Table
+from tcil.experiments.collect import Study, place
+from tcil.experiments.grids import Cell, Grid, Row
+from tcil.experiments.statistics import Spread, paired_difference
 
 COLUMNS = {
     "accuracy": "Acc",
@@ -14,60 +16,84 @@ COLUMNS = {
     "ece_predicted_new": "ECE new",
     "noise_floor": "floor",
 }
+ERRORS = ("ece", "aece", "ece_predicted_old", "ece_predicted_new")  # the lower the better
+MEANING = {
+    "accuracy": "accuracy",
+    "ece": "expected calibration error (10 bins)",
+    "aece": "adaptive calibration error (10 bins of equal size)",
+    "ece_predicted_old": "ECE of images predicted as old classes",
+    "ece_predicted_new": "ECE of images predicted as new classes",
+    "noise_floor": "the ECE that a perfectly calibrated model would score by chance",
+}
 
 
-def percent(value: float | None) -> str:
-    """A fraction in percent, or a dash."""
-    return "-" if value is None else f"{100 * value:.2f}"
+def percent(values: Sequence[float | None], bold: bool = False) -> Cell:
+    """Fractions, one per seed, as a cell in percent; n/a where a seed has none."""
+    known = [100 * value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return Cell(words="n/a")
+    return Cell(Spread.of(known), bold=bold)
 
 
-def mean(results: dict[str, Any], name: str, key: str) -> float | None:
-    """The mean over tasks; None where the calibrator has no answer on some task."""
-    rows = [task["calibrators"].get(name) for task in results["tasks"]]
-    if any(row is None or "not_applicable" in row for row in rows):
+def best(scores: Mapping[str, Sequence[float | None]]) -> str | None:
+    """The name with the least mean, if paired intervals tell it from every other; else None."""
+    known = {name: [v for v in values if v is not None] for name, values in scores.items() if None not in values}
+    known = {name: values for name, values in known.items() if len(values) > 1}
+    if len(known) < 2:
         return None
-    values = [row[key] for row in rows if row[key] is not None]
-    return sum(values) / len(values) if values else None
+    first = min(known, key=lambda name: sum(known[name]) / len(known[name]))
+    others = (paired_difference(known[first], values) for name, values in known.items() if name != first)
+    return first if all(difference.excludes_zero for difference in others) else None
 
 
-def titles(results: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Calibrators of a run: name to (title, block), without those that have no answer on any task."""
-    found: dict[str, tuple[str, str]] = {}
-    for task in results["tasks"]:
-        for name, row in task["calibrators"].items():
-            if "not_applicable" not in row or row["block"] == "ranked":
-                found.setdefault(name, (row["title"], row["block"]))
-    return found
+def summary(study: Study) -> Grid:
+    """Means over tasks of every calibrator; the oracles and what needs old-task data stand apart."""
+    titles = study.titles()
+    ranked = [name for name, (_, block) in titles.items() if block == "ranked"]
+    winner = {key: best({name: study.means(name, key) for name in ranked}) for key in ERRORS}
+    rows = [
+        Row(title, tuple(percent(study.means(name, key), winner.get(key) == name) for key in COLUMNS), block)
+        for name, (title, block) in titles.items()
+    ]
+    return Grid(f"{study.title}: mean over {study.n_tasks} tasks, %", ("calibrator", *COLUMNS.values()), tuple(rows))
 
 
-def summary(results: dict[str, Any], title: str) -> Table:
-    """Means over tasks for every calibrator; the oracle and what needs old-task data stand apart."""
-    table = Table(title=title)
-    table.add_column("mean over tasks, %")
-    for name in COLUMNS.values():
-        table.add_column(name, justify="right")
-    block = "ranked"
-    for name, (label, own) in titles(results).items():
-        if own != block:
-            table.add_section()
-            block = own
-        cells = [percent(mean(results, name, key)) for key in COLUMNS]
-        table.add_row(label, *(cells if cells[0] != "-" else ["n/a"] * len(cells)))
-    return table
-
-
-def by_task(results: dict[str, Any], key: str) -> Table:
+def by_task(study: Study, key: str) -> Grid:
     """One figure by task, and its mean, for every calibrator."""
-    table = Table(title=f"{COLUMNS.get(key, key)} by task, %")
-    table.add_column("after task")
-    for task in results["tasks"]:
-        table.add_column(str(task["task"]), justify="right")
-    table.add_column("mean", justify="right")
-    for name, (label, _) in titles(results).items():
-        cells = []
-        for task in results["tasks"]:
-            row = task["calibrators"].get(name, {})
-            cells.append("n/a" if "not_applicable" in row or not row else percent(row[key]))
-        average = mean(results, name, key)
-        table.add_row(label, *cells, "n/a" if average is None else percent(average))
-    return table
+    rows = []
+    for name, (title, block) in study.titles().items():
+        by_run = [run.values(name, key) for run in study.runs]
+        cells = [percent(values) for values in zip(*by_run, strict=True)]
+        rows.append(Row(title, (*cells, percent(study.means(name, key))), block))
+    columns = ("after task", *(str(task["task"]) for task in study.runs[0].tasks), "mean")
+    if key == "ece_predicted_old":  # after the first task nothing is old
+        rows = [Row(row.label, (Cell(words="-"), *row.cells[1:]), row.block) for row in rows]
+    return Grid(f"{study.title}: {COLUMNS[key]} by task, %", columns, tuple(rows))
+
+
+def side_by_side(studies: Sequence[Study], key: str) -> Grid:
+    """One figure, mean over tasks, of every calibrator (rows) in every study (columns)."""
+    titles: dict[str, tuple[str, str]] = {}
+    for study in studies:
+        for name, title in study.titles().items():
+            titles.setdefault(name, title)
+    titles = dict(sorted(titles.items(), key=place))
+    ranked = [name for name, (_, block) in titles.items() if block == "ranked"]
+    winner = [best({name: study.means(name, key) for name in ranked}) if key in ERRORS else None for study in studies]
+    rows = [
+        Row(
+            title,
+            tuple(percent(study.means(name, key), won == name) for study, won in zip(studies, winner, strict=True)),
+            block,
+        )
+        for name, (title, block) in titles.items()
+    ]
+    seeds = sorted({len(study.runs) for study in studies})
+    counts = " or ".join(map(str, seeds)) + (" seed" if seeds == [1] else " seeds")
+    note = f"{counts}; mean ± standard deviation. Bold: better than every other ranked row by the paired 95 % interval."
+    return Grid(
+        f"{COLUMNS[key]}: {MEANING[key]}; mean over tasks, %",
+        ("calibrator", *(study.title for study in studies)),
+        tuple(rows),
+        (note,),
+    )

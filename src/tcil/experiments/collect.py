@@ -1,0 +1,166 @@
+"""Stored runs, read back: run folders, folders of them, or the JSON files that `tcil report --keep` leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tcil.calibration.errors import invalid
+from tcil.calibration.storage import replace_file
+from tcil.experiments.calibration import CALIBRATORS
+
+_SEEDS = ("seed", "validation_seed", "class_order_seed")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRun:
+    """A finished run: its settings, what each task gave, and with what it was computed."""
+
+    path: Path
+    settings: dict[str, Any]
+    tasks: list[dict[str, Any]]
+    environment: dict[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """The training seed."""
+        return int(self.settings.get("seed", 0))
+
+    @property
+    def study(self) -> str:
+        """What the run shares with runs of other seeds."""
+        return json.dumps({k: v for k, v in self.settings.items() if k not in _SEEDS}, sort_keys=True)
+
+    def row(self, task: int, calibrator: str) -> dict[str, Any] | None:
+        """A calibrator's figures after a task (counted from the end where negative); None where it has none."""
+        row: dict[str, Any] | None = self.tasks[task]["calibrators"].get(calibrator)
+        return None if row is None or "not_applicable" in row else row
+
+    def values(self, calibrator: str, key: str) -> list[float | None]:
+        """A figure by task."""
+        rows = [self.row(task, calibrator) for task in range(len(self.tasks))]
+        return [None if row is None else row.get(key) for row in rows]
+
+    def mean(self, calibrator: str, key: str) -> float | None:
+        """The mean over tasks; None where some task has no answer. (No class is old after the first task.)"""
+        rows = [self.row(task, calibrator) for task in range(len(self.tasks))]
+        if any(row is None for row in rows):
+            return None
+        values = [row[key] for row in rows if row is not None and row[key] is not None]
+        return sum(values) / len(values) if values else None
+
+    def titles(self) -> dict[str, tuple[str, str]]:
+        """Calibrators of the run: name to (title, block), without those apart that never have an answer."""
+        found: dict[str, tuple[str, str]] = {}
+        for task in self.tasks:
+            for name, row in task["calibrators"].items():
+                if "not_applicable" not in row or row["block"] == "ranked":
+                    found.setdefault(name, (row["title"], row["block"]))
+        return dict(sorted(found.items(), key=place))
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Runs that differ in their seeds only."""
+
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings they share (and the first one's seeds)."""
+        return self.runs[0].settings
+
+    @property
+    def title(self) -> str:
+        """Learner and dataset, with the number of classes where not all are used."""
+        s = self.settings
+        classes = f" ({s['classes']} classes)" if s.get("classes") else ""
+        return f"{str(s['learner']).upper()} on {s['dataset']}{classes}"
+
+    @property
+    def n_tasks(self) -> int:
+        """How many tasks."""
+        return len(self.runs[0].tasks)
+
+    def titles(self) -> dict[str, tuple[str, str]]:
+        """Calibrators of any of the runs."""
+        found: dict[str, tuple[str, str]] = {}
+        for run in self.runs:
+            for name, title in run.titles().items():
+                found.setdefault(name, title)
+        return dict(sorted(found.items(), key=place))
+
+    def means(self, calibrator: str, key: str) -> list[float | None]:
+        """The mean over tasks by run."""
+        return [run.mean(calibrator, key) for run in self.runs]
+
+
+def read_runs(paths: Iterable[Path]) -> list[StoredRun]:
+    """All finished runs under these paths, each once, in the order of their names."""
+    found: dict[str, StoredRun] = {}
+    for path in paths:
+        own = sorted(_results_under(path))
+        if not own:
+            raise invalid("runs", f"{path}, without a finished run", "a run folder, or a folder that holds some")
+        for file in own:
+            run = _read(file)
+            found.setdefault(json.dumps(run.settings, sort_keys=True), run)
+    return sorted(found.values(), key=lambda run: run.path.name)
+
+
+def studies(runs: Iterable[StoredRun]) -> list[Study]:
+    """Runs grouped by everything but their seeds."""
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        groups.setdefault(run.study, []).append(run)
+    return [Study(tuple(sorted(group, key=lambda run: run.seed))) for group in groups.values()]
+
+
+def keep(runs: Sequence[StoredRun], folder: Path) -> list[Path]:
+    """Small JSON copies of the results, enough for every table and picture but those that need the networks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for run in runs:
+        record = {"settings": run.settings, "tasks": run.tasks, "environment": run.environment}
+        name = run.path.stem if run.path.suffix == ".json" else run.path.name
+        files.append(folder / f"{name}.json")
+        replace_file(files[-1], (json.dumps(record, separators=(",", ":"), sort_keys=True) + "\n").encode())
+    return files
+
+
+def place(item: tuple[str, tuple[str, str]]) -> tuple[bool, int, str]:
+    """Ranked rows first; then the order of the registry, a calibrator with options after the one without."""
+    name, (_, block) = item
+    order = ["vanilla-all-data", *CALIBRATORS]
+    base = name.partition("[")[0]
+    return block != "ranked", order.index(base) if base in order else len(order), name
+
+
+def _results_under(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if (path / "results.json").is_file():
+        return [path / "results.json"]
+    if not path.is_dir():
+        return []
+    return [
+        child / "results.json" if child.is_dir() else child
+        for child in path.iterdir()
+        if (child / "results.json").is_file() or (child.suffix == ".json" and child.is_file())
+    ]
+
+
+def _read(file: Path) -> StoredRun:
+    try:
+        record = json.loads(file.read_text())
+        tasks, settings = record["tasks"], record["settings"]
+        in_folder = file.name == "results.json"
+        environment = record.get("environment")
+        if environment is None and in_folder and (file.parent / "environment.json").is_file():
+            environment = json.loads((file.parent / "environment.json").read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise invalid("runs", f"{file}, which cannot be read ({error!r})", "the results of a run") from None
+    return StoredRun(file.parent if in_folder else file, settings, tasks, environment or {})

@@ -1,0 +1,245 @@
+"""The pictures of a study as SVG: each with the words that say the same."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tcil.experiments.collect import Study
+
+COLOURS = {
+    "vanilla": "#7f7f7f", "vanilla-all-data": "#bdbdbd", "ts": "#1f77b4", "ets": "#17a2b8", "irm": "#2ca02c",
+    "perturb-ts": "#8c564b", "t-cil": "#d62728", "first-task-ts": "#9467bd", "exemplar-ts": "#e0a030",
+    "optimal-ts": "#111111", "optimal-group-ts": "#555555", "reserve-ts": "#006d5b", "reserve-group-ts": "#7fb800",
+}  # fmt: skip
+BANDS = ("vanilla", "ts", "t-cil", "optimal-ts")  # more would hide each other
+MARKERS = "osD^vP*Xhd<>p"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with its caption and its text alternative."""
+
+    svg: str
+    caption: str
+    words: str
+
+
+def colour(name: str) -> str:
+    """The colour of a calibrator, the same in every picture."""
+    return COLOURS.get(name, "#e377c2")
+
+
+@contextmanager
+def drawing(rows: int = 1, columns: int = 1, width: float = 8.0, height: float = 3.6) -> Iterator[tuple[Figure, Any]]:
+    """A figure in the project's style, closed at the end."""
+    style: dict[Any, Any] = {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.hashsalt": "tcil",
+    }
+    style |= {"axes.grid": True, "grid.color": "#e6e6e6", "axes.axisbelow": True}
+    with plt.rc_context(style):
+        figure, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+        try:
+            yield figure, axes
+        finally:
+            plt.close(figure)
+
+
+def picture(figure: Figure, caption: str, words: str) -> Picture:
+    """The figure as SVG text without a prologue, to stand inside a page."""
+    content = io.StringIO()
+    figure.savefig(content, format="svg", metadata={"Date": None})
+    text = content.getvalue()
+    return Picture(text[text.index("<svg") :], caption, words)
+
+
+def by_task_curves(study: Study, key: str, label: str, names: Sequence[str], *, scale: float = 100) -> Picture:
+    """A figure by task: the mean over seeds with its range; for a single seed, the bootstrap interval of its ECE."""
+    titles = study.titles()
+    words = []
+    with drawing() as (figure, axes):
+        axis: Axes = axes[0, 0]
+        tasks = np.array([task["task"] for task in study.runs[0].tasks])
+        floor = _stack([run.values("vanilla", "noise_floor") for run in study.runs])
+        if key == "ece" and floor is not None:
+            axis.fill_between(tasks, 0, scale * floor.mean(0), color="#f0f0f0", label="noise floor")
+        for index, name in enumerate(name for name in names if name in titles):
+            values = _stack([run.values(name, key) for run in study.runs])
+            if values is None or np.isnan(values).all():
+                continue
+            mean = scale * values.mean(0)
+            oracle = titles[name][1] != "ranked"
+            axis.plot(
+                tasks, mean, color=colour(name), label=titles[name][0], linestyle="--" if oracle else "-",
+                marker=MARKERS[index % len(MARKERS)], markersize=4, linewidth=2.4 if name == "t-cil" else 1.4,
+            )  # fmt: skip
+            if name in BANDS:
+                low, high = _band(study, name, key, values)
+                axis.fill_between(tasks, scale * low, scale * high, color=colour(name), alpha=0.15, linewidth=0)
+            words.append(f"{titles[name][0]} {', '.join(f'{value:.1f}' for value in mean)}")
+        axis.set(xlabel="after task", ylabel=label, xticks=tasks)
+        axis.set_ylim(bottom=0)
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
+        band = "95 % bootstrap intervals" if len(study.runs) == 1 and key == "ece" else "the range over seeds"
+        bands = f" Bands (of some) are {band}." if len(study.runs) > 1 or key == "ece" else ""
+        return picture(figure, f"{label} by task.{bands}", f"{label} after each task: " + "; ".join(words))
+
+
+def reliability(study: Study, names: Sequence[str]) -> Picture:
+    """Reliability diagrams after the last task, seeds pooled, with histograms of confidence below."""
+    titles = study.titles()
+    shown = [name for name in names if name in titles and all(run.row(-1, name) for run in study.runs)]
+    words = []
+    edges = np.arange(10) / 10
+    with drawing(2, max(1, len(shown)), width=2.7 * max(1, len(shown)), height=3.9) as (figure, axes):
+        for column, name in enumerate(shown):
+            count, confidence, accuracy = _pooled_bins(study, name)
+            top, below = axes[0, column], axes[1, column]
+            top.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":")
+            top.bar(edges, accuracy, width=0.1, align="edge", color=colour(name), alpha=0.75, edgecolor="white")
+            gap = np.nan_to_num(confidence - accuracy)
+            top.bar(
+                edges, gap, bottom=np.nan_to_num(accuracy), width=0.1, align="edge", color="none",
+                edgecolor="#444444", hatch="////", linewidth=0.4,
+            )  # fmt: skip
+            ece = np.mean([100 * study.runs[i].row(-1, name)["ece"] for i in range(len(study.runs))])  # type: ignore[index]
+            top.set(xlim=(0, 1), ylim=(0, 1), title=f"{titles[name][0]}\nECE {ece:.1f} %")
+            top.set_xticklabels([])
+            below.bar(edges, 100 * count / count.sum(), width=0.1, align="edge", color=colour(name), edgecolor="white")
+            below.set(xlim=(0, 1), xlabel="confidence", ylim=(0, 100))
+            if column == 0:
+                top.set_ylabel("accuracy")
+                below.set_ylabel("share of images, %")
+            pairs = [f"{c:.2f}/{a:.2f}" for c, a in zip(confidence, accuracy, strict=True) if not np.isnan(c)]
+            words.append(f"{titles[name][0]}, ECE {ece:.1f} %: {', '.join(pairs)}")
+        caption = "Reliability after the last task: accuracy (bars) by confidence; hatched: the gap to the confidence."
+        return picture(figure, caption, "Confidence/accuracy by bin. " + "; ".join(words))
+
+
+def predicted_groups(study: Study, names: Sequence[str]) -> Picture:
+    """Pooled ECE beside those of images predicted as old and new classes, mean over tasks."""
+    titles = study.titles()
+    shown = [name for name in names if name in titles and None not in study.means(name, "ece_predicted_new")]
+    parts = {"ece": ("all images", "#444444"), "ece_predicted_old": ("predicted old", "#4c9fd8")}
+    parts["ece_predicted_new"] = ("predicted new", "#f2a154")
+    words = []
+    with drawing(height=3.0) as (figure, axes):
+        axis: Axes = axes[0, 0]
+        places = np.arange(len(shown))
+        for offset, (key, (label, fill)) in zip((-0.27, 0.0, 0.27), parts.items(), strict=True):
+            heights = [100 * float(np.mean([v for v in study.means(n, key) if v is not None] or [0])) for n in shown]
+            axis.bar(places + offset, heights, width=0.25, color=fill, label=label)
+            words.append(
+                f"{label}: " + ", ".join(f"{titles[n][0]} {h:.1f}" for n, h in zip(shown, heights, strict=True))
+            )
+        axis.set_xticks(places, [titles[name][0].replace(" ", "\n") for name in shown])
+        axis.set_ylabel("ECE, %")
+        axis.grid(axis="x", visible=False)
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", frameon=False, ncols=3)
+        return picture(
+            figure, "ECE by predicted group, mean over tasks. One temperature cannot repair both.", "; ".join(words)
+        )
+
+
+def per_class(study: Study, names: Sequence[str]) -> Picture:
+    """Confidence minus accuracy of every class after the last task, seeds averaged, in the order of learning."""
+    titles = study.titles()
+    shown = [name for name in names if name in titles and all(run.row(-1, name) for run in study.runs)]
+    words = []
+    with drawing(height=2.8) as (figure, axes):
+        axis: Axes = axes[0, 0]
+        axis.axhline(0, color="#444444", linewidth=0.8)
+        for index, name in enumerate(shown):
+            rows = [run.row(-1, name) for run in study.runs]
+            gaps = np.array([[np.nan if g is None else g for g in row["by_class"]["gap"]] for row in rows if row])
+            mean = 100 * np.nanmean(gaps, axis=0)
+            axis.plot(mean, MARKERS[index], color=colour(name), markersize=4, label=titles[name][0])
+            words.append(f"{titles[name][0]} from {mean.min():.0f} to {mean.max():.0f}, mean {mean.mean():.1f}")
+        axis.set(xlabel="class, in the order of learning", ylabel="confidence - accuracy, points")
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
+        return picture(
+            figure, "Over-confidence (above 0) and under-confidence by class after the last task.", "; ".join(words)
+        )
+
+
+def search_trace(study: Study, calibrator: str = "t-cil") -> Picture | None:
+    """Temperature of the perturbed new exemplars against the magnitude, with the target and what was chosen."""
+    run = study.runs[0]
+    found = [(task["task"], run.row(i, calibrator)) for i, task in enumerate(run.tasks)]
+    traces = [(task, row["result"]) for task, row in found if row is not None and row["result"].get("reachable")]
+    if not traces:
+        return None
+    words = []
+    with drawing(height=3.4) as (figure, axes):
+        axis: Axes = axes[0, 0]
+        shades = plt.get_cmap("viridis")(np.linspace(0.05, 0.85, len(traces)))
+        for (task, result), shade in zip(traces, shades, strict=True):
+            steps = sorted((s["magnitude"], float(s["temperature"])) for s in result["trace"])
+            steps = [step for step in steps if np.isfinite(step[1])]
+            magnitudes, temperatures = zip(*steps, strict=True)
+            axis.plot(
+                magnitudes, temperatures, color=shade, linewidth=1, marker=".", markersize=4, label=f"task {task}"
+            )
+            axis.plot(
+                result["magnitude"], result["target_temperature"], marker="*", markersize=12, color=shade,
+                markeredgecolor="#222222", markeredgewidth=0.6, linestyle="none",
+            )  # fmt: skip
+            words.append(
+                f"task {task}: magnitude {result['magnitude']:.3f} for target {result['target_temperature']:.2f}"
+            )
+        most = max(result["magnitude"] for _, result in traces)
+        axis.set(xlabel="magnitude of the perturbation", ylabel="temperature of the perturbed new exemplars")
+        axis.set_xlim(-0.02 * most, 4 * most)
+        axis.set_ylim(0, 3 * max(result["target_temperature"] for _, result in traces))
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
+        seed = f", seed {run.seed}" if len(study.runs) > 1 else ""
+        caption = f"T-CIL's search{seed}: steps of the bisection, and the chosen magnitude at the target (stars)."
+        return picture(figure, caption, "; ".join(words))
+
+
+def _stack(rows: Sequence[Sequence[float | None]]) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    if not rows:
+        return None
+    return np.array([[np.nan if value is None else value for value in row] for row in rows], dtype=np.float64)
+
+
+def _band(
+    study: Study, name: str, key: str, values: np.ndarray[Any, np.dtype[np.float64]]
+) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
+    if len(study.runs) > 1 or key != "ece":
+        return values.min(0), values.max(0)
+    pairs = [(row or {}).get("ece_interval") or (np.nan, np.nan) for row in _rows(study, name)]
+    low, high = np.array(pairs, dtype=np.float64).T
+    return low, high
+
+
+def _rows(study: Study, name: str) -> list[dict[str, Any] | None]:
+    return [study.runs[0].row(task, name) for task in range(study.n_tasks)]
+
+
+def _pooled_bins(study: Study, name: str) -> tuple[Any, Any, Any]:
+    """Counts, mean confidence and accuracy by bin, over all seeds."""
+    count, confidence, accuracy = np.zeros(10), np.zeros(10), np.zeros(10)
+    for run in study.runs:
+        row = run.row(-1, name)
+        assert row is not None
+        own = np.array(row["bins"]["count"], dtype=float)
+        count += own
+        confidence += own * np.array([value or 0.0 for value in row["bins"]["confidence"]])
+        accuracy += own * np.array([value or 0.0 for value in row["bins"]["accuracy"]])
+    with np.errstate(invalid="ignore"):
+        return count, confidence / count, accuracy / count

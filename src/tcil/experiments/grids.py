@@ -1,0 +1,157 @@
+"""A table of results as data, and the same table for the terminal, Markdown, LaTeX, CSV and HTML."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup, escape
+from rich.table import Table
+from rich.text import Text
+
+from tcil.experiments.statistics import Spread
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value, a mean over seeds, or words where there is no number."""
+
+    spread: Spread | None = None
+    words: str = ""
+    bold: bool = False
+    digits: int = 2
+    signed: bool = False
+
+    def text(self, plus_minus: str = "±") -> str:
+        """The value, with its deviation where there are several seeds."""
+        if self.spread is None:
+            return self.words
+        sign = "+" if self.signed else ""
+        shown = f"{self.spread.mean:{sign}.{self.digits}f}"
+        return shown if self.spread.n < 2 else f"{shown} {plus_minus} {self.spread.std:.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table; lines of another block than the one before are set apart."""
+
+    label: str
+    cells: tuple[Cell, ...]
+    block: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: a title, columns, rows, and notes below.
+
+    >>> from tcil.experiments.grids import Cell, Grid, Row, markdown
+    >>> from tcil.experiments.statistics import Spread
+    >>> grid = Grid("Two seeds", ("method", "ECE"), (Row("TS", (Cell(Spread.of([4.0, 6.0])),)),))
+    >>> print(markdown(grid))
+    **Two seeds**
+    <BLANKLINE>
+    | method | ECE |
+    |---|---:|
+    | TS | 5.00 ± 1.00 |
+    <BLANKLINE>
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def terminal(grid: Grid) -> Table:
+    """For the terminal."""
+    table = Table(title=grid.title, caption="\n".join(grid.notes) or None, caption_justify="left")
+    for index, name in enumerate(grid.columns):
+        table.add_column(Text(name), justify="right" if index else "left")
+    block = grid.rows[0].block if grid.rows else ""
+    for row in grid.rows:
+        if row.block != block:
+            table.add_section()
+            block = row.block
+        cells = [Text(cell.text(), style="bold" if cell.bold else "") for cell in row.cells]
+        table.add_row(Text(row.label), *cells)
+    return table
+
+
+def markdown(grid: Grid) -> str:
+    """For a Markdown file."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    lines = [f"**{grid.title}**", "", line(grid.columns), "|---|" + "---:|" * (len(grid.columns) - 1)]
+    for row in grid.rows:
+        cells = [f"**{cell.text()}**" if cell.bold else cell.text() for cell in row.cells]
+        lines.append(line([f"*{row.label}*" if row.block not in ("", "ranked") else row.label, *cells]))
+    lines += ["", *(f"{note}  " for note in grid.notes)] if grid.notes else [""]
+    return "\n".join(lines)
+
+
+_LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\~{}",
+          "^": r"\^{}", "\\": r"\textbackslash{}", "Δ": r"$\Delta$", "ε": r"$\varepsilon$", "±": r"$\pm$"}  # fmt: skip
+
+
+def latex(grid: Grid) -> str:
+    """For a paper; needs booktabs."""
+
+    def safe(text: str) -> str:
+        return "".join(_LATEX.get(character, character) for character in text)
+
+    def shown(cell: Cell) -> str:
+        text = safe(cell.text("@")).replace(" @ ", r"\,$\pm$\,")
+        return rf"\textbf{{{text}}}" if cell.bold else text
+
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{safe(grid.title)}}}"]
+    lines += [rf"\begin{{tabular}}{{l{'r' * (len(grid.columns) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(safe(name) for name in grid.columns) + r" \\", r"\midrule"]
+    block = grid.rows[0].block if grid.rows else ""
+    for row in grid.rows:
+        if row.block != block:
+            lines.append(r"\midrule")
+            block = row.block
+        lines.append(" & ".join([safe(row.label), *(shown(cell) for cell in row.cells)]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [rf"\par\footnotesize {safe(note)}" for note in grid.notes]
+    return "\n".join([*lines, r"\end{table}", ""])
+
+
+def comma_separated(grid: Grid) -> str:
+    """For a spreadsheet: mean, deviation and number of seeds of every cell in columns of their own."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    header = [grid.columns[0], "block"]
+    for name in grid.columns[1:]:
+        header += [name, f"{name} std", f"{name} n"]
+    writer.writerow(header)
+    for row in grid.rows:
+        line: list[object] = [row.label, row.block]
+        for cell in row.cells:
+            s = cell.spread
+            line += [cell.words, "", ""] if s is None else [f"{s.mean:.6g}", f"{s.std:.6g}", s.n]
+        writer.writerow(line)
+    return file.getvalue()
+
+
+def html(grid: Grid) -> Markup:
+    """For a page; every string is escaped."""
+    parts = [Markup("<table><caption>{}</caption><thead><tr>").format(grid.title)]
+    parts += [Markup('<th scope="col">{}</th>').format(name) for name in grid.columns]
+    parts.append(Markup("</tr></thead><tbody>"))
+    for row in grid.rows:
+        apart = row.block not in ("", "ranked")
+        parts.append(Markup('<tr class="apart">' if apart else "<tr>"))
+        parts.append(Markup('<th scope="row">{}</th>').format(row.label))
+        for cell in row.cells:
+            text = escape(cell.text())
+            shown = Markup("<strong>{}</strong>").format(text) if cell.bold else text
+            parts.append(Markup("<td>{}</td>").format(shown))
+        parts.append(Markup("</tr>"))
+    parts.append(Markup("</tbody></table>"))
+    parts += [Markup('<p class="note">{}</p>').format(note) for note in grid.notes]
+    return Markup("").join(parts)
