@@ -66,9 +66,10 @@ def run(
             _assign(values, entry)
         runs = module.expand(values)
         if dry_run:
-            from tcil.experiments.plan import show_plan
+            from tcil.experiments.grids import terminal
+            from tcil.experiments.plan import plan
 
-            show_plan(runs, data, console)
+            console.print(terminal(plan(runs, data)))
             return
         from tcil.experiments.calibration import specs_of
         from tcil.experiments.execute import execute
@@ -144,6 +145,71 @@ def report(
         if keep is not None:
             collect.keep(stored, keep)
         show_report(stored, out, console)
+    except (ValueError, RuntimeError) as error:
+        raise _fail(error) from None
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="a table, figure or 'claims' of the paper, or 'all'; 'list' lists them")],
+    schedule: Annotated[
+        str, typer.Option(help="mini (digits), short (hours on a CPU) or paper (as printed)")
+    ] = "short",
+    data: Annotated[Path | None, typer.Option(help="folder that holds the datasets")] = None,
+    out: Annotated[Path, typer.Option(help="where run folders are and go")] = Path("runs"),
+    report: Annotated[Path, typer.Option(help="folder for report.html and the tables")] = Path("report"),
+    kept: Annotated[
+        list[Path] | None, typer.Option(help="more finished runs: folders, or JSON that 'tcil report --keep' left")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="other seeds than the schedule's, such as 1,2")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="any setting, for every run: --set epochs=2")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only the plan and its cost")] = False,
+    render: Annotated[bool, typer.Option("--render", help="train nothing, draw from what is there")] = False,
+) -> None:
+    """Run (or resume, or reuse) what a table, figure or claim of the paper needs, and draw it beside the printed."""
+    try:
+        from tcil.experiments.reproduce import ARTIFACTS, artifacts_named
+
+        if name == "list":
+            for artifact in ARTIFACTS.values():
+                console.print(f"{artifact.name:18}{artifact.title}", highlight=False)
+            return
+        from tcil.experiments import execute, schedules
+
+        changes: dict[str, Any] = {}
+        for entry in setting or []:
+            _assign(changes, entry)
+        chosen = schedules.editions(schedule, _numbers(seeds) if seeds else None, changes)
+        only = "plan" if dry_run else "render" if render else ""
+        execute.reproduce(
+            artifacts_named(name), chosen, out, report, data=data, device=device, kept=kept or [], only=only,
+            console=console,
+        )  # fmt: skip
+    except (ValueError, RuntimeError) as error:
+        raise _fail(error) from None
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="a run folder, or a folder that holds some")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="another, with the same datasets, learners and seeds")],
+    out: Annotated[Path | None, typer.Option(help="folder for the tables as files")] = None,
+) -> None:
+    """Two sets of runs side by side, with paired differences and their intervals."""
+    try:
+        from tcil.experiments import collect, tables
+        from tcil.experiments.execute import write_tables
+        from tcil.experiments.grids import terminal
+
+        left, right = collect.read_runs([a]), collect.read_runs([b])
+        grids = [tables.comparison(left, right, key) for key in tables.COLUMNS if key != "noise_floor"]
+        for grid in grids:
+            console.print(terminal(grid))
+        if out is not None:
+            write_tables(grids, out)
     except (ValueError, RuntimeError) as error:
         raise _fail(error) from None
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from tcil.calibration.errors import invalid
 from tcil.calibration.storage import replace_file
 from tcil.experiments.calibration import CALIBRATORS
+from tcil.experiments.settings import RunSettings
 
 _SEEDS = ("seed", "validation_seed", "class_order_seed")
 
@@ -23,6 +26,15 @@ class StoredRun:
     settings: dict[str, Any]
     tasks: list[dict[str, Any]]
     environment: dict[str, Any]
+    analysis: dict[str, Any] | None = None
+
+    @property
+    def settings_key(self) -> str | None:
+        """The hash of the settings; None for runs of other tools, which were imported."""
+        try:
+            return RunSettings(**self.settings).key
+        except ValidationError:
+            return None
 
     @property
     def seed(self) -> int:
@@ -111,6 +123,17 @@ def read_runs(paths: Iterable[Path]) -> list[StoredRun]:
     return sorted(found.values(), key=lambda run: run.path.name)
 
 
+def any_runs(path: Path) -> bool:
+    """Whether there is a finished run under this path."""
+    return bool(_results_under(path))
+
+
+def shown(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """Runs with something to calibrate; those on all the data stand as a row of Vanilla in the others' tables."""
+    calibrated = [run for run in runs if run.settings.get("validation") != 0]
+    return calibrated or list(runs)
+
+
 def studies(runs: Iterable[StoredRun]) -> list[Study]:
     """Runs grouped by everything but their seeds."""
     groups: dict[str, list[StoredRun]] = {}
@@ -125,6 +148,7 @@ def keep(runs: Sequence[StoredRun], folder: Path) -> list[Path]:
     files = []
     for run in runs:
         record = {"settings": run.settings, "tasks": run.tasks, "environment": run.environment}
+        record |= {"analysis": run.analysis} if run.analysis else {}
         name = run.path.stem if run.path.suffix == ".json" else run.path.name
         files.append(folder / f"{name}.json")
         replace_file(files[-1], (json.dumps(record, separators=(",", ":"), sort_keys=True) + "\n").encode())
@@ -158,9 +182,11 @@ def _read(file: Path) -> StoredRun:
         record = json.loads(file.read_text())
         tasks, settings = record["tasks"], record["settings"]
         in_folder = file.name == "results.json"
-        environment = record.get("environment")
-        if environment is None and in_folder and (file.parent / "environment.json").is_file():
-            environment = json.loads((file.parent / "environment.json").read_text())
+        for name in ("environment", "analysis"):
+            beside = file.with_name(f"{name}.json")
+            if in_folder and name not in record and beside.is_file():
+                record[name] = json.loads(beside.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise invalid("runs", f"{file}, which cannot be read ({error!r})", "the results of a run") from None
-    return StoredRun(file.parent if in_folder else file, settings, tasks, environment or {})
+    path = file.parent if in_folder else file
+    return StoredRun(path, settings, tasks, record.get("environment") or {}, record.get("analysis"))

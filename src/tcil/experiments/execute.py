@@ -12,16 +12,25 @@ from rich.table import Table
 
 from tcil.calibration.errors import invalid, unknown_name
 from tcil.calibration.storage import replace_file
-from tcil.experiments.calibration import calibrate, entry_of, merged
-from tcil.experiments.collect import StoredRun, Study, read_runs, studies
+from tcil.experiments.analysis import analyse
+from tcil.experiments.calibration import CALIBRATORS, calibrate, entry_of, merged
+from tcil.experiments.collect import StoredRun, Study, any_runs, read_runs, shown, studies
 from tcil.experiments.grids import Grid, comma_separated, latex, markdown, terminal
+from tcil.experiments.paper import contradictions
+from tcil.experiments.plan import plan
 from tcil.experiments.progress import CsvLog, ProgressDisplay, TensorBoardLog
-from tcil.experiments.report import write_report
+from tcil.experiments.report import Section, write_page, write_report
+from tcil.experiments.reproduce import Artifact, Evidence, Need, all_needs
 from tcil.experiments.run import Listener, Progress, Run
+from tcil.experiments.schedules import Edition
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.store import RunFolder
 from tcil.experiments.tables import by_task, side_by_side, summary
 
+REPRODUCED = (
+    "Every table, figure and claim of the paper beside our runs of it, in percent, means over tasks. Each table says on"
+    " what schedule ours was run; cells that were not run say so, and nothing is filled in."
+)
 LOGS: dict[str, Callable[[Path], Listener]] = {"csv": CsvLog, "tensorboard": TensorBoardLog}
 
 
@@ -35,8 +44,29 @@ def execute(
     log: str | None,
     full_data: bool,
     console: Console,
-) -> dict[str, Any]:
+) -> StoredRun:
     """Run (or resume, or find finished) one run, and show its tables and report."""
+    stored = train(
+        settings, out, data=data, device=device, calibrators=calibrators, log=log, full_data=full_data, console=console
+    )
+    show_run(stored, console)
+    report = write_report([stored], stored.path / "report.html")
+    console.print(f"run folder {stored.path}\nreport {report}", highlight=False, soft_wrap=True)
+    return stored
+
+
+def train(
+    settings: RunSettings,
+    out: Path,
+    *,
+    data: Path | None,
+    device: str,
+    calibrators: Sequence[str] | None,
+    log: str | None,
+    full_data: bool,
+    console: Console,
+) -> StoredRun:
+    """Run (or resume, or find finished) one run; with `full_data`, once more without a validation set, for Vanilla."""
     for name in calibrators or ():
         entry_of(name)
     if log is not None and log not in LOGS:
@@ -52,11 +82,7 @@ def execute(
             row = {**full["calibrators"]["vanilla"], "title": "Vanilla, all data"}
             task["calibrators"] = {"vanilla-all-data": row, **task["calibrators"]}
         run.store.write_json("results.json", results)
-    (stored,) = read_runs([folder])
-    show_run(stored, console)
-    report = write_report([stored], folder / "report.html")
-    console.print(f"run folder {folder}\nreport {report}", highlight=False, soft_wrap=True)
-    return results
+    return read_runs([folder])[0]
 
 
 def show_run(run: StoredRun, console: Console) -> None:
@@ -69,7 +95,7 @@ def show_run(run: StoredRun, console: Console) -> None:
 
 def show_report(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
     """The tables of any set of runs on the terminal and as files, and their page."""
-    groups = studies(runs)
+    groups = studies(shown(runs))
     grids = [summary(study) for study in groups]
     if len(groups) > 1:
         grids = [
@@ -80,6 +106,72 @@ def show_report(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
     write_tables(grids, out)
     page = write_report(runs, out / "report.html")
     console.print(f"report {page}\ntables {out / 'tables.md'}, .tex, .csv", highlight=False, soft_wrap=True)
+
+
+def reproduce(
+    artifacts: Sequence[Artifact],
+    editions: Sequence[Edition],
+    out: Path,
+    report: Path,
+    *,
+    data: Path | None,
+    device: str,
+    kept: Sequence[Path],
+    only: str,
+    console: Console,
+) -> list[Section]:
+    """Run what the artifacts need and is not there, then draw them; `only` "plan" or "render" does one of the two."""
+    needs = all_needs(artifacts, editions)
+    known = _finished(out, kept)
+    done = [_satisfied(need, known.get(need.settings.key)) for need in needs]
+    console.print(terminal(plan([need.settings for need in needs], data, done)))
+    if only == "plan":
+        return []
+    if only != "render":
+        for number, (need, ready) in enumerate(zip(needs, done, strict=True), start=1):
+            if not ready:
+                console.print(f"training {number} of {len(needs)}: {need.settings.name}", highlight=False)
+                _fulfil(need, out, data, device, console)
+        known = _finished(out, kept)
+    evidence = Evidence(editions, list(known.values()))
+    sections = [artifact.render(evidence) for artifact in artifacts]
+    grids = [grid for section in sections for grid in section.grids]
+    for grid in grids:
+        console.print(terminal(grid))
+    notes = Section("Where the paper disagrees with itself or with its code", contradictions())
+    write_tables(grids, report)
+    page = write_page(report / "report.html", "T-CIL reproduced", REPRODUCED, [*sections, notes])
+    console.print(f"report {page}\ntables {report / 'tables.md'}, .tex, .csv", highlight=False, soft_wrap=True)
+    return sections
+
+
+def _finished(out: Path, kept: Sequence[Path]) -> dict[str, StoredRun]:
+    """Runs that are there, by the hash of their settings; run folders before kept copies."""
+    found: dict[str, StoredRun] = {}
+    for place in (out, *kept):
+        for run in read_runs([place]) if any_runs(place) else []:
+            if run.settings_key is not None:
+                found.setdefault(run.settings_key, run)
+    return found
+
+
+def _satisfied(need: Need, run: StoredRun | None) -> bool:
+    """Whether a finished run has all that is needed of it."""
+    if run is None or (need.analysis and not run.analysis):
+        return False
+    names = run.tasks[-1]["calibrators"]
+    wanted = [*need.calibrators, *(["vanilla-all-data"] if need.full_data and need.settings.validation else [])]
+    return all(name in names for name in wanted)
+
+
+def _fulfil(need: Need, out: Path, data: Path | None, device: str, console: Console) -> None:
+    names = [*CALIBRATORS, *need.calibrators]
+    train(
+        need.settings, out, data=data, device=device, calibrators=names, log=None, full_data=need.full_data,
+        console=console,
+    )  # fmt: skip
+    if need.analysis:
+        analyse(Run(need.settings, out / need.settings.name, data=data, device=device))
 
 
 def write_tables(grids: Sequence[Grid], out: Path) -> None:

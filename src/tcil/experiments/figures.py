@@ -67,7 +67,7 @@ def picture(figure: Figure, caption: str, words: str) -> Picture:
     return Picture(text[text.index("<svg") :], caption, words)
 
 
-def by_task_curves(study: Study, key: str, label: str, names: Sequence[str], *, scale: float = 100) -> Picture:
+def by_task_curves(study: Study, key: str, label: str, names: Sequence[str], *, scale: float = 100) -> Picture | None:
     """A figure by task: the mean over seeds with its range; for a single seed, the bootstrap interval of its ECE."""
     titles = study.titles()
     words = []
@@ -91,6 +91,8 @@ def by_task_curves(study: Study, key: str, label: str, names: Sequence[str], *, 
                 low, high = _band(study, name, key, values)
                 axis.fill_between(tasks, scale * low, scale * high, color=colour(name), alpha=0.15, linewidth=0)
             words.append(f"{titles[name][0]} {', '.join(f'{value:.1f}' for value in mean)}")
+        if not words:
+            return None
         axis.set(xlabel="after task", ylabel=label, xticks=tasks)
         axis.set_ylim(bottom=0)
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)

@@ -35,16 +35,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table; lines of another block than the one before are set apart."""
+    """A line of a table; a rule goes between blocks, and what stands `apart` is not ranked with the others."""
 
     label: str
     cells: tuple[Cell, ...]
     block: str = ""
+    apart: bool = False
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: a title, columns, rows, and notes below.
+    """A table: a title, columns, rows, and notes below; `wordy` where the cells are words, not numbers.
 
     >>> from tcil.experiments.grids import Cell, Grid, Row, markdown
     >>> from tcil.experiments.statistics import Spread
@@ -62,13 +63,14 @@ class Grid:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = field(default=())
+    wordy: bool = False
 
 
 def terminal(grid: Grid) -> Table:
     """For the terminal."""
     table = Table(title=grid.title, caption="\n".join(grid.notes) or None, caption_justify="left")
     for index, name in enumerate(grid.columns):
-        table.add_column(Text(name), justify="right" if index else "left")
+        table.add_column(Text(name), justify="right" if index and not grid.wordy else "left")
     block = grid.rows[0].block if grid.rows else ""
     for row in grid.rows:
         if row.block != block:
@@ -85,10 +87,15 @@ def markdown(grid: Grid) -> str:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    lines = [f"**{grid.title}**", "", line(grid.columns), "|---|" + "---:|" * (len(grid.columns) - 1)]
+    lines = [
+        f"**{grid.title}**",
+        "",
+        line(grid.columns),
+        "|---|" + ("---|" if grid.wordy else "---:|") * (len(grid.columns) - 1),
+    ]
     for row in grid.rows:
         cells = [f"**{cell.text()}**" if cell.bold else cell.text() for cell in row.cells]
-        lines.append(line([f"*{row.label}*" if row.block not in ("", "ranked") else row.label, *cells]))
+        lines.append(line([f"*{row.label}*" if row.apart else row.label, *cells]))
     lines += ["", *(f"{note}  " for note in grid.notes)] if grid.notes else [""]
     return "\n".join(lines)
 
@@ -108,7 +115,7 @@ def latex(grid: Grid) -> str:
         return rf"\textbf{{{text}}}" if cell.bold else text
 
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{safe(grid.title)}}}"]
-    lines += [rf"\begin{{tabular}}{{l{'r' * (len(grid.columns) - 1)}}}", r"\toprule"]
+    lines += [rf"\begin{{tabular}}{{l{('p{3cm}' if grid.wordy else 'r') * (len(grid.columns) - 1)}}}", r"\toprule"]
     lines += [" & ".join(safe(name) for name in grid.columns) + r" \\", r"\midrule"]
     block = grid.rows[0].block if grid.rows else ""
     for row in grid.rows:
@@ -140,12 +147,15 @@ def comma_separated(grid: Grid) -> str:
 
 def html(grid: Grid) -> Markup:
     """For a page; every string is escaped."""
-    parts = [Markup("<table><caption>{}</caption><thead><tr>").format(grid.title)]
+    kind = Markup(' class="wordy"') if grid.wordy else ""
+    parts = [Markup("<table{}><caption>{}</caption><thead><tr>").format(kind, grid.title)]
+    block = grid.rows[0].block if grid.rows else ""
     parts += [Markup('<th scope="col">{}</th>').format(name) for name in grid.columns]
     parts.append(Markup("</tr></thead><tbody>"))
     for row in grid.rows:
-        apart = row.block not in ("", "ranked")
-        parts.append(Markup('<tr class="apart">' if apart else "<tr>"))
+        names = [name for name, on in (("apart", row.apart), ("rule", row.block != block)) if on]
+        block = row.block
+        parts.append(Markup('<tr class="{}">').format(" ".join(names)) if names else Markup("<tr>"))
         parts.append(Markup('<th scope="row">{}</th>').format(row.label))
         for cell in row.cells:
             text = escape(cell.text())

@@ -2,55 +2,75 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from tcil.experiments.run import NETWORKS, Run
+from tcil.experiments.grids import Cell, Grid, Row
+from tcil.experiments.run import Run, network_factory
 from tcil.experiments.settings import RunSettings
+from tcil.incremental.datasets import load_dataset
+from tcil.incremental.images import Dataset
 
 
-def show_plan(runs: list[RunSettings], data: Path | None, console: Console) -> None:
-    """A line per run, and the sum."""
-    table = Table(title=f"{len(runs)} trainings")
-    for name in ("run", "tasks", "images", "estimated time"):
-        table.add_column(name, justify="left" if name == "run" else "right")
-    total = 0.0
-    for settings in runs:
-        run = Run(settings, Path(settings.name), data=data)
-        images = sum(
-            settings.epochs * (len(task.train) + (settings.memory if task.index else 0)) for task in run.stream
-        )
-        seconds = images * seconds_per_image(settings, run.dataset.image_shape)
-        total += seconds
-        table.add_row(settings.name, str(len(run.stream)), f"{images:,}", _clock(seconds))
-    console.print(table)
-    console.print(
-        f"about {_clock(total)} one after another on this machine; DER and fine-tuning take more", highlight=False
+def plan(runs: Sequence[RunSettings], data: Path | None, finished: Sequence[bool] | None = None) -> Grid:
+    """A line per run, and the sum. Datasets that are not there yet leave images and time unknown."""
+    known = finished or [False] * len(runs)
+    rows, total, images_in_all = [], 0.0, 0
+    for settings, done in zip(runs, known, strict=True):
+        dataset = _dataset(settings.dataset, data)
+        if done:
+            cells = ("finished", "", "", "")
+        elif dataset is None:
+            cells, total = ("to run", "", "data missing", "unknown"), math.nan
+        else:
+            run = Run(settings, Path(settings.name), dataset=dataset)
+            images = sum(settings.epochs * (len(t.train) + (settings.memory if t.index else 0)) for t in run.stream)
+            seconds = images * seconds_per_image(settings.network, settings.batch_size, run.dataset.image_shape)
+            total, images_in_all = total + seconds, images_in_all + images
+            cells = ("to run", str(len(run.stream)), f"{images:,}", clock(seconds))
+        rows.append(Row(settings.name, tuple(Cell(words=words) for words in cells)))
+    missing = len(runs) - sum(known)
+    note = (
+        f"{missing} trainings, {images_in_all:,} images, about {clock(total)} one after another on this machine;"
+        " distillation, fine-tuning and DER's extractors take more."
+    )
+    return Grid(
+        f"{missing} trainings to run", ("run", "state", "tasks", "images", "estimated time"), tuple(rows), (note,)
     )
 
 
-def seconds_per_image(settings: RunSettings, shape: tuple[int, ...]) -> float:
+@cache
+def _dataset(name: str, data: Path | None) -> Dataset | None:
+    try:
+        return load_dataset(name, data)
+    except ValueError as error:
+        if str(error).startswith("data:"):
+            return None
+        raise
+
+
+@cache
+def seconds_per_image(network: str, batch_size: int, shape: tuple[int, ...]) -> float:
     """One training step of the network, measured (the best of three)."""
-    factory = NETWORKS.get(settings.network)
-    if factory is None:
-        return float("nan")
-    model = factory(10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x = torch.randn(settings.batch_size, *shape).contiguous(memory_format=torch.channels_last)
-    y = torch.zeros(settings.batch_size, dtype=torch.long)
+    model = network_factory(network)(10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(batch_size, *shape).contiguous(memory_format=torch.channels_last)
+    y = torch.zeros(batch_size, dtype=torch.long)
     times = []
     for _ in range(3):
         started = time.perf_counter()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         times.append(time.perf_counter() - started)
-    return min(times) / settings.batch_size
+    return min(times) / batch_size
 
 
-def _clock(seconds: float) -> str:
-    if seconds != seconds:
+def clock(seconds: float) -> str:
+    """Seconds as hours and minutes."""
+    if math.isnan(seconds):
         return "unknown"
     hours, rest = divmod(int(seconds), 3600)
     return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from tcil.calibration.storage import replace_file
 from tcil.experiments import figures
-from tcil.experiments.collect import StoredRun, Study, studies
+from tcil.experiments.collect import StoredRun, Study, shown, studies
 from tcil.experiments.figures import Picture
 from tcil.experiments.grids import Grid, html
 from tcil.experiments.tables import COLUMNS, by_task, side_by_side, summary
@@ -50,13 +50,13 @@ class Section:
 
 def write_report(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
     """Render all that is known of these runs."""
-    groups = studies(runs)
+    groups = studies(shown(runs))
     sections = [study_section(study) for study in groups]
     if len(groups) > 1:
         overview = [side_by_side(groups, key) for key in ("ece", "accuracy", "ece_predicted_old", "ece_predicted_new")]
         sections.insert(0, Section("Side by side", grids=overview))
     if title is None:
-        title = groups[0].title if len(groups) == 1 else f"{len(runs)} runs"
+        title = groups[0].title if len(groups) == 1 else f"{sum(len(group.runs) for group in groups)} runs"
     return write_page(path, title, LEAD, sections)
 
 
@@ -64,15 +64,18 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -
     """Render sections as one file; every string is escaped."""
     template = resources.files("tcil.experiments").joinpath("report.html.jinja").read_text()
     page = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(template)
-    content = page.render(title=title, lead=lead, sections=sections, html=html, svg=inline_svg)
+    numbers = itertools.count()
+    content = page.render(
+        title=title, lead=lead, sections=sections, html=html, svg=lambda picture: inline_svg(picture, next(numbers))
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content.encode())
     return path
 
 
-def inline_svg(picture: Picture) -> Markup:
+def inline_svg(picture: Picture, number: int) -> Markup:
     """The picture as part of the page, with its words for those who do not see it."""
-    unique = f"p{hashlib.sha256(picture.svg.encode()).hexdigest()[:8]}-"
+    unique = f"p{number}-"
     # What only a file of its own needs goes; ids are made unique, since several pictures share a page.
     bare = re.sub(r"<metadata>.*?</metadata>|\s+xmlns(:\w+)?=\"[^\"]*\"", "", picture.svg, flags=re.DOTALL)
     body = re.sub(r'(id="|href="#|url\(#)', rf"\1{unique}", bare)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from tcil.experiments.collect import Study, place
+from tcil.calibration.errors import invalid
+from tcil.experiments.collect import StoredRun, Study, place
 from tcil.experiments.grids import Cell, Grid, Row
 from tcil.experiments.statistics import Spread, paired_difference
 
@@ -52,7 +54,12 @@ def summary(study: Study) -> Grid:
     ranked = [name for name, (_, block) in titles.items() if block == "ranked"]
     winner = {key: best({name: study.means(name, key) for name in ranked}) for key in ERRORS}
     rows = [
-        Row(title, tuple(percent(study.means(name, key), winner.get(key) == name) for key in COLUMNS), block)
+        Row(
+            title,
+            tuple(percent(study.means(name, key), winner.get(key) == name) for key in COLUMNS),
+            block,
+            block != "ranked",
+        )
         for name, (title, block) in titles.items()
     ]
     return Grid(f"{study.title}: mean over {study.n_tasks} tasks, %", ("calibrator", *COLUMNS.values()), tuple(rows))
@@ -64,11 +71,44 @@ def by_task(study: Study, key: str) -> Grid:
     for name, (title, block) in study.titles().items():
         by_run = [run.values(name, key) for run in study.runs]
         cells = [percent(values) for values in zip(*by_run, strict=True)]
-        rows.append(Row(title, (*cells, percent(study.means(name, key))), block))
+        rows.append(Row(title, (*cells, percent(study.means(name, key))), block, block != "ranked"))
     columns = ("after task", *(str(task["task"]) for task in study.runs[0].tasks), "mean")
     if key == "ece_predicted_old":  # after the first task nothing is old
-        rows = [Row(row.label, (Cell(words="-"), *row.cells[1:]), row.block) for row in rows]
+        rows = [replace(row, cells=(Cell(words="-"), *row.cells[1:])) for row in rows]
     return Grid(f"{study.title}: {COLUMNS[key]} by task, %", columns, tuple(rows))
+
+
+def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], key: str) -> Grid:
+    """Two sets of runs, paired by dataset, learner and seeds: means, and the paired difference with its interval."""
+    pairs = [(left, right) for left in a for right in b if _pair(left) == _pair(right)]
+    if not pairs:
+        raise invalid("B", "no run of a dataset, learner and seed that A has", "runs to pair with those of A")
+    rows = []
+    for group in dict.fromkeys(_pair(left)[:2] for left, _ in pairs):
+        own = [pair for pair in pairs if _pair(pair[0])[:2] == group]
+        titles = {**Study(tuple(pair[0] for pair in own)).titles(), **Study(tuple(pair[1] for pair in own)).titles()}
+        for name, (title, block) in sorted(titles.items(), key=place):
+            values = [(left.mean(name, key), right.mean(name, key)) for left, right in own]
+            known = [(100 * x, 100 * y) for x, y in values if x is not None and y is not None]
+            cells: tuple[Cell, ...] = (Cell(words="n/a"),) * 4
+            if known:
+                left_values, right_values = zip(*known, strict=True)
+                difference = paired_difference(left_values, right_values)
+                interval = "one pair" if difference.low is None else f"{difference.low:+.2f} to {difference.high:+.2f}"
+                cells = (
+                    Cell(Spread.of(left_values)),
+                    Cell(Spread.of(right_values)),
+                    Cell(Spread(difference.mean, 0.0, 1), signed=True, bold=difference.excludes_zero),
+                    Cell(words=f"{interval} (n = {difference.n})"),
+                )
+            rows.append(Row(f"{group[1].upper()} on {group[0]}: {title}", cells, "/".join(group), block != "ranked"))
+    notes = ("Mean over tasks, %. Bold: the 95 % interval of the paired difference excludes zero.",)
+    return Grid(f"{COLUMNS[key]}, A against B", ("", "A", "B", "B - A", "95 % interval"), tuple(rows), notes)
+
+
+def _pair(run: StoredRun) -> tuple[str, str, int, int]:
+    s = run.settings
+    return str(s["dataset"]), str(s["learner"]), run.seed, int(s.get("validation_seed", 0))
 
 
 def side_by_side(studies: Sequence[Study], key: str) -> Grid:
@@ -85,6 +125,7 @@ def side_by_side(studies: Sequence[Study], key: str) -> Grid:
             title,
             tuple(percent(study.means(name, key), won == name) for study, won in zip(studies, winner, strict=True)),
             block,
+            block != "ranked",
         )
         for name, (title, block) in titles.items()
     ]

@@ -1,0 +1,162 @@
+"""The paper's figures, drawn from our runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from tcil.experiments.collect import Study
+from tcil.experiments.figures import MARKERS, Picture, by_task_curves, colour, drawing, picture
+
+POLICY_COLOURS = {"paper": "#d62728", "random": "#7f7f7f", "closest": "#1f77b4", "farthest": "#e0a030"}
+POLICY_TITLES = {
+    "paper": "T-CIL", "random": "random class", "closest": "closest class only", "farthest": "farthest class only"
+}  # fmt: skip
+
+
+def temperature_bias(study: Study) -> Picture | None:
+    """Temperatures of the new task's validation set and of the whole test set, by task."""
+    return by_task_curves(study, "temperature", "temperature", ("ts", "optimal-ts", "t-cil"), scale=1)
+
+
+def task_accuracy(study: Study) -> Picture:
+    """Accuracy by task, on test images and on exemplars, after the last task."""
+    test = np.array(
+        [[a or 0.0 for a in run.tasks[-1]["calibrators"]["vanilla"]["by_task"]["accuracy"]] for run in study.runs]
+    )
+    memory = np.array([[a or 0.0 for a in run.tasks[-1]["memory"]["accuracy_by_task"]] for run in study.runs])
+    with drawing(height=2.9) as (figure, axes):
+        axis: Axes = axes[0, 0]
+        places = np.arange(test.shape[1])
+        axis.bar(places - 0.2, 100 * test.mean(0), 0.38, yerr=100 * test.std(0), color="#4c9fd8", label="test images")
+        axis.bar(places + 0.2, 100 * memory.mean(0), 0.38, yerr=100 * memory.std(0), color="#f2a154", label="exemplars")
+        axis.set(xlabel="task", ylabel="accuracy, %", xticks=places, ylim=(0, 105))
+        axis.grid(axis="x", visible=False)
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", frameon=False, ncols=2)
+        words = ", ".join(
+            f"task {i}: {100 * t:.0f} and {100 * m:.0f}"
+            for i, (t, m) in enumerate(zip(test.mean(0), memory.mean(0), strict=True))
+        )
+        return picture(
+            figure, "Accuracy by task after the last task.", f"Accuracy on test images and exemplars, {words}"
+        )
+
+
+def epsilon_gap(study: Study) -> Picture | None:
+    """|eps*(all classes) - eps*(new classes)| by task for four policies, mean over seeds."""
+    analyses = [run.analysis for run in study.runs if run.analysis]
+    if not analyses:
+        return None
+    words = []
+    with drawing(height=3.0) as (figure, axes):
+        axis: Axes = axes[0, 0]
+        tasks = [task["task"] for task in analyses[0]["tasks"]]
+        for index, (policy, title) in enumerate(POLICY_TITLES.items()):
+            gaps = np.array([[_number(task["epsilon"][policy]["gap"]) for task in a["tasks"]] for a in analyses])
+            mean = np.ma.masked_invalid(gaps).mean(axis=0).filled(np.nan)
+            axis.plot(
+                tasks, mean, color=POLICY_COLOURS[policy], marker=MARKERS[index], markersize=4, label=title,
+                linewidth=2.4 if policy == "paper" else 1.4,
+            )  # fmt: skip
+            words.append(f"{title} {', '.join(f'{value:.3f}' for value in mean)}")
+        axis.set(xlabel="after task", ylabel="Δε*", xticks=tasks)
+        axis.set_ylim(bottom=0)
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
+        return picture(figure, "Difference of optimal magnitudes, all classes against new ones.", "; ".join(words))
+
+
+def feature_space(study: Study) -> Picture | None:
+    """Exemplars before and after the push, on the two main axes of their features: two old and two new classes."""
+    run = next((run for run in study.runs if run.analysis and run.analysis.get("projection")), None)
+    if run is None or run.analysis is None:
+        return None
+    p = run.analysis["projection"]
+    columns, before, after = np.array(p["columns"]), np.array(p["before"]), np.array(p["after"])
+    last = int(columns.max())
+    shown = [0, p["new_from"] // 2, p["new_from"], last]
+    shades = ("#1f77b4", "#2ca9a0", "#d62728", "#e08a1e")
+    with drawing(1, 2, height=3.7) as (figure, axes):
+        for axis, points, title in zip(axes[0], (before, after), ("exemplars", "perturbed exemplars"), strict=True):
+            axis.scatter(*points.T, s=5, color="#dddddd", linewidths=0)
+            for column, shade in zip(shown, shades, strict=True):
+                rows = columns == column
+                age = "new" if column >= p["new_from"] else "old"
+                axis.scatter(*points[rows].T, s=14, color=shade, label=f"class {column} ({age})", linewidths=0)
+                if title != "exemplars":
+                    start, move = before[rows].mean(0), after[rows].mean(0) - before[rows].mean(0)
+                    axis.annotate(
+                        "", xy=start + move, xytext=start,
+                        arrowprops={"arrowstyle": "-|>", "color": shade, "lw": 1.8, "shrinkA": 0, "shrinkB": 0},
+                    )  # fmt: skip
+            axis.set(title=title, xlabel="first axis", ylabel="second axis")
+        low = np.minimum(before.min(0), after.min(0))
+        high = np.maximum(before.max(0), after.max(0))
+        for axis in axes[0]:
+            axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=4)
+        move = np.linalg.norm(after - before, axis=1)
+        old, new = move[columns < p["new_from"]].mean(), move[columns >= p["new_from"]].mean()
+        words = f"Mean shift on these axes: old classes {old:.2f}, new classes {new:.2f}."
+        caption = (
+            f"Real features after the last task, seed {run.seed}, on their two main axes; arrows: how far the mean of a"
+            " class moves at T-CIL's magnitude (old classes toward the nearest class, new ones toward the farthest)."
+        )
+        return picture(figure, caption, words)
+
+
+def progression(studies: Sequence[Study]) -> Picture:
+    """ECE by task for several learners: as trained, with T-CIL, and with the oracle."""
+    names = {"vanilla": "Vanilla", "t-cil": "T-CIL", "optimal-ts": "Optimal TS"}
+    words = []
+    with drawing(1, len(studies), width=2.5 * len(studies) + 0.8, height=2.9) as (figure, axes):
+        top = 0.0
+        for axis, study in zip(axes[0], studies, strict=True):
+            tasks = [task["task"] for task in study.runs[0].tasks]
+            for index, (name, title) in enumerate(names.items()):
+                values = 100 * np.array([[_number(v) for v in run.values(name, "ece")] for run in study.runs])
+                mean = values.mean(0)
+                style = "--" if name == "optimal-ts" else "-"
+                axis.plot(tasks, mean, style, color=colour(name), marker=MARKERS[index], markersize=3.5, label=title)
+                axis.fill_between(tasks, values.min(0), values.max(0), color=colour(name), alpha=0.15, linewidth=0)
+                words.append(f"{study.settings['learner'].upper()} {title} {', '.join(f'{v:.1f}' for v in mean)}")
+                top = max(top, float(np.nanmax(values)))
+            axis.set(title=str(study.settings["learner"]).upper(), xlabel="after task", xticks=tasks)
+        for axis in axes[0]:
+            axis.set_ylim(0, 1.05 * top)
+        axes[0, 0].set_ylabel("ECE, %")
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
+        return picture(figure, "ECE by task; bands: the range over seeds.", "; ".join(words))
+
+
+def against_size(known: Sequence[tuple[int, Study]], label: str) -> Picture:
+    """ECE (vanilla, T-CIL, oracle) and accuracy against a size, mean over tasks, range over seeds."""
+    words = []
+    with drawing(1, 2, height=3.0) as (figure, axes):
+        sizes = [size for size, _ in known]
+        for axis, key, names in (
+            (axes[0, 0], "ece", {"vanilla": "Vanilla", "t-cil": "T-CIL", "optimal-ts": "Optimal TS"}),
+            (axes[0, 1], "accuracy", {"vanilla": "all calibrators"}),
+        ):
+            for index, (name, title) in enumerate(names.items()):
+                values = [np.array([100 * _number(v) for v in study.means(name, key)]) for _, study in known]
+                mean = [v.mean() for v in values]
+                spread = [
+                    [m - v.min() for m, v in zip(mean, values, strict=True)],
+                    [v.max() - m for m, v in zip(mean, values, strict=True)],
+                ]
+                axis.errorbar(
+                    sizes, mean, yerr=spread, color=colour(name), marker=MARKERS[index], markersize=4, label=title,
+                    capsize=3, linestyle="--" if name == "optimal-ts" else "-",
+                )  # fmt: skip
+                words.append(f"{key} {title}: " + ", ".join(f"{s}: {m:.1f}" for s, m in zip(sizes, mean, strict=True)))
+            axis.set(xlabel=label, xticks=sizes, ylabel="ECE, %" if key == "ece" else "accuracy, %")
+        axes[0, 0].set_ylim(bottom=0)
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
+        return picture(figure, f"Against the {label}; bars: the range over seeds.", "; ".join(words))
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,290 @@
+"""Tables, comparisons, the paper's artifacts and the HTML page."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import io
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from tcil.experiments import collect, grids, paper, tables
+from tcil.experiments.cli import app
+from tcil.experiments.grids import Cell, Grid, Row
+from tcil.experiments.reproduce import ARTIFACTS, Evidence, all_needs, artifacts_named
+from tcil.experiments.schedules import SCHEDULES, editions
+from tcil.experiments.statistics import Spread, paired_difference
+
+QUICK = ["--set", "epochs=1", "--set", "milestones=[]"]
+
+
+def command(*words):
+    outcome = CliRunner().invoke(app, list(map(str, words)))
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two learners, two seeds, on noisy digits."""
+    folder = tmp_path_factory.mktemp("runs")
+    for learner in ("er", "wa"):
+        command("run", "--learner", learner, "--seeds", "1,2", "--set", "epochs=3", "--set", "tasks=3", "--out", folder)
+    return folder
+
+
+class TestStatistics:
+    def test_paired_difference_is_students(self):
+        rng = np.random.default_rng(0)
+        a, b = rng.normal(size=7), rng.normal(0.5, 1, size=7)
+        ours, theirs = paired_difference(a, b), stats.ttest_rel(b, a).confidence_interval(0.95)
+        assert ours.low == pytest.approx(theirs.low)
+        assert ours.high == pytest.approx(theirs.high)
+
+    def test_a_single_pair_has_no_interval(self):
+        assert not paired_difference([1.0], [2.0]).excludes_zero
+
+    def test_bold_needs_more_than_the_least_mean(self):
+        assert tables.best({"a": [1.0, 1.1, 0.9], "b": [5.0, 5.2, 4.9]}) == "a"
+        assert tables.best({"a": [1.0, 9.0, 0.9], "b": [5.0, 5.2, 4.9]}) is None
+        assert tables.best({"a": [1.0], "b": [5.0]}) is None
+        assert tables.best({"a": [1.0, 1.1], "b": [None, 5.0]}) is None
+
+
+class TestGrids:
+    grid = Grid(
+        "A & B <i>",
+        ("method", "ECE_%"),
+        (
+            Row("TS | <b>", (Cell(Spread.of([4.0, 6.0]), bold=True),), "ranked"),
+            Row("oracle", (Cell(words="n/a"),), "oracle", apart=True),
+        ),
+        ("50 % note",),
+    )
+
+    def test_markdown(self):
+        text = grids.markdown(self.grid)
+        assert "| TS \\| <b> | **5.00 ± 1.00** |" in text
+        assert "| *oracle* | n/a |" in text
+
+    def test_latex_is_escaped(self):
+        text = grids.latex(self.grid)
+        assert r"A \& B" in text
+        assert r"ECE\_\%" in text
+        assert r"\textbf{5.00\,$\pm$\,1.00}" in text
+        assert text.count(r"\midrule") == 2
+
+    def test_csv_has_mean_deviation_and_count(self):
+        rows = list(csv.reader(io.StringIO(grids.comma_separated(self.grid))))
+        assert rows[1] == ["TS | <b>", "ranked", "5", "1", "2"]
+        assert rows[2] == ["oracle", "oracle", "n/a", "", ""]
+
+    def test_html_is_escaped_and_has_headers(self):
+        page = str(grids.html(self.grid))
+        assert "<i>" not in page
+        assert "TS | &lt;b&gt;" in page
+        assert '<th scope="row">' in page
+        assert '<tr class="apart rule">' in page
+        assert "<strong>5.00 ± 1.00</strong>" in page
+
+
+class TestCollect:
+    def test_seeds_are_one_study(self, runs):
+        found = collect.studies(collect.read_runs([runs]))
+        sizes = {(s.settings["learner"], s.settings["validation"] > 0): len(s.runs) for s in found}
+        assert sizes == {("er", True): 2, ("er", False): 2, ("wa", True): 2, ("wa", False): 2}
+
+    def test_kept_copies_say_the_same(self, runs, tmp_path):
+        original = collect.read_runs([runs])
+        collect.keep(original, tmp_path)
+        again = collect.read_runs([tmp_path])
+        for old, new in zip(original, again, strict=True):
+            assert (old.tasks, old.settings, old.environment) == (new.tasks, new.settings, new.environment)
+
+    def test_means_are_those_of_the_results(self, runs):
+        run = next(r for r in collect.read_runs([runs]) if r.settings["validation"])
+        expected = np.mean([task["calibrators"]["t-cil"]["ece"] for task in run.tasks])
+        assert run.mean("t-cil", "ece") == pytest.approx(expected)
+        assert run.values("t-cil", "ece_predicted_old")[0] is None
+
+    @pytest.mark.parametrize("content", ["{", "[]", '{"settings": {}}'])
+    def test_damaged_results_are_named(self, tmp_path, content):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(ValueError, match=r"results\.json, which cannot be read"):
+            collect.read_runs([tmp_path])
+
+    def test_an_empty_folder_is_refused(self, tmp_path):
+        with pytest.raises(ValueError, match=r"runs: got .* without a finished run"):
+            collect.read_runs([tmp_path])
+
+
+class TestReport:
+    def test_command_writes_every_form(self, runs, tmp_path):
+        output = command("report", runs, "--out", tmp_path / "report", "--keep", tmp_path / "kept")
+        assert "T-CIL" in output
+        for name in ("report.html", "tables.md", "tables.tex", "tables.csv"):
+            assert (tmp_path / "report" / name).stat().st_size > 500
+        assert len(list((tmp_path / "kept").glob("*.json"))) == 8
+
+    def test_page_is_self_contained_and_accessible(self, runs, tmp_path):
+        command("report", runs, "--out", tmp_path)
+        page = (tmp_path / "report.html").read_text()
+        outside = re.findall(r"""(?:src|href)=["'](?!#|data:)[^"']*|https?:|url\((?!#)""", page)
+        assert outside == []
+        checker = Checker()
+        checker.feed(page)
+        assert checker.figures >= 6
+        assert checker.unnamed_pictures == 0
+        assert checker.tables > 4
+        assert checker.tables_without_headers == 0
+        ids = re.findall(r'\bid="([^"]+)"', page)
+        assert len(ids) == len(set(ids))
+
+    def test_the_same_runs_give_the_same_page(self, runs, tmp_path):
+        for name in ("a", "b"):
+            command("report", runs, "--out", tmp_path / name)
+        assert (tmp_path / "a/report.html").read_bytes() == (tmp_path / "b/report.html").read_bytes()
+
+    def test_hostile_names_are_escaped(self, runs, tmp_path):
+        (first, *_) = collect.read_runs([runs])
+        record = {"settings": {**first.settings, "learner": "<script>alert(1)</script>"}, "tasks": first.tasks}
+        record["tasks"][0]["calibrators"]["vanilla"]["title"] = "<img src=x onerror=alert(1)>"
+        (tmp_path / "results.json").write_text(json.dumps(record))
+        command("report", tmp_path, "--out", tmp_path / "out")
+        page = (tmp_path / "out/report.html").read_text()
+        assert "<script" not in page.lower()
+        assert "<img" not in page
+
+    @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+    def test_in_a_real_browser(self, runs, tmp_path):
+        command("report", runs, "--out", tmp_path)
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+        address = (tmp_path / "report.html").as_uri()
+        words = ["chromium", *flags, "--virtual-time-budget=2000", "--dump-dom", address]
+        dom = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+        assert dom.count("<svg") >= 6
+        assert "Side by side" in dom
+        shot = tmp_path / "page.png"
+        words = ["chromium", *flags, "--window-size=1280,7000", f"--screenshot={shot}", address]
+        subprocess.run(words, capture_output=True, timeout=120, check=True)
+        from PIL import Image
+
+        pixels = np.asarray(Image.open(shot).convert("RGB"), dtype=int)
+        coloured = (pixels.max(axis=2) - pixels.min(axis=2) > 60).mean()
+        assert coloured > 0.003  # the pictures are really drawn
+
+
+class Checker(html.parser.HTMLParser):
+    """Counts what accessibility asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.figures = self.unnamed_pictures = self.tables = self.tables_without_headers = 0
+        self._headers = 0
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        if tag == "svg":
+            self.figures += 1
+            self.unnamed_pictures += not (values.get("role") == "img" and len(values.get("aria-label") or "") > 20)
+        elif tag == "table":
+            self.tables += 1
+            self._headers = 0
+        elif tag == "th" and values.get("scope"):
+            self._headers += 1
+
+    def handle_endtag(self, tag):
+        if tag == "table":
+            self.tables_without_headers += self._headers == 0
+
+
+class TestCompare:
+    def test_differences_are_paired(self, runs, tmp_path):
+        first, second = tmp_path / "a", tmp_path / "b"
+        own = [r for r in collect.read_runs([runs]) if r.settings["learner"] == "er" and r.settings["validation"]]
+        collect.keep(own, first)
+        for run in own:
+            for task in run.tasks:
+                task["calibrators"]["ts"]["ece"] += 0.01 * run.seed
+        collect.keep(own, second)
+        output = command("compare", first, second, "--out", tmp_path / "tables")
+        rows = list(csv.reader((tmp_path / "tables/tables.csv").read_text().splitlines()))
+        (line,) = [row for row in rows if row and row[0] == "ER on noisy-digits: TS" and row[8] == "1.5"]
+        assert "n = 2" in line[11]
+        assert "B - A" in output
+
+    def test_nothing_to_pair(self, runs, tmp_path):
+        own = [r for r in collect.read_runs([runs]) if r.settings["learner"] == "er"]
+        other = [r for r in collect.read_runs([runs]) if r.settings["learner"] == "wa"]
+        with pytest.raises(ValueError, match="B: got no run"):
+            tables.comparison(own, other, "ece")
+
+
+class TestReproduce:
+    def test_the_papers_plan(self):
+        needs = all_needs(list(ARTIFACTS.values()), editions("paper"))
+        base = {(n.settings.dataset, n.settings.learner) for n in needs}
+        assert len(base) == 12
+        assert {n.settings.seed for n in needs} == {1, 2, 3, 4, 5}
+        assert all(n.settings.epochs == 200 for n in needs)
+        trainings = len(needs) + sum(n.full_data for n in needs)
+        assert 250 < trainings < 350
+        assert len({n.settings.key for n in needs}) == len(needs)
+
+    def test_short_is_three_seeds_and_one_full_size(self):
+        needs = all_needs(list(ARTIFACTS.values()), editions("short"))
+        full = [n.settings for n in needs if n.settings.network == "resnet32"]
+        assert [(s.learner, s.epochs, s.seed, s.memory, s.tasks) for s in full] == [("er", 10, 1, 2000, 10)]
+        assert {n.settings.seed for n in needs if n.settings.network == "small_resnet"} == {1, 2, 3}
+
+    def test_unknown_names(self):
+        with pytest.raises(ValueError, match="Did you mean 'baselines'"):
+            artifacts_named("baseline")
+        with pytest.raises(ValueError, match="schedule: got 'long'"):
+            editions("long")
+
+    def test_every_table_of_the_paper_has_its_artifact(self):
+        assert {row.table for row in paper.rows()} <= set(ARTIFACTS)
+        assert set(SCHEDULES) == {"mini", "short", "paper"}
+
+    def test_nothing_is_filled_in(self):
+        evidence = Evidence(editions("paper"), [])
+        for name in ("baselines", "grid", "validation", "tasks20"):
+            section = ARTIFACTS[name].render(evidence)
+            assert not section.grids
+            for grid in section.more["Not run: the paper's numbers alone"]:
+                for row in grid.rows:
+                    assert [cell.words for cell in row.cells[::3]] == ["not run"] * (len(row.cells) // 3)
+        claims = ARTIFACTS["claims"].render(evidence).grids[0]
+        ours = [row for row in claims.rows if row.cells[1].words != "the paper's own table"]
+        assert {row.cells[2].words for row in ours} == {"not run"}
+
+    @pytest.mark.timeout(900)
+    def test_everything_on_digits(self, tmp_path):
+        places = ["--schedule", "mini", "--out", tmp_path / "runs", "--report", tmp_path / "report"]
+        plan = command("reproduce", "all", *places, *QUICK, "--dry-run")
+        assert "to run" in plan
+        assert not (tmp_path / "runs").exists()
+        output = command("reproduce", "all", *places, *QUICK)
+        assert "holds" in output
+        page = (tmp_path / "report/report.html").read_text()
+        for artifact in ARTIFACTS.values():
+            assert str(grids.escape(artifact.title)) in page
+        assert page.count("<svg") == 8
+        before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("results.json")}
+        again = command("reproduce", "all", *places, *QUICK)
+        assert "0 trainings to run" in again
+        assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("results.json")}
+        # Kept copies are enough to draw everything anew.
+        command("report", tmp_path / "runs", "--out", tmp_path / "r", "--keep", tmp_path / "kept")
+        elsewhere = ["--schedule", "mini", "--out", tmp_path / "none", "--kept", tmp_path / "kept", "--render"]
+        command("reproduce", "all", *elsewhere, *QUICK, "--report", tmp_path / "second")
+        assert (tmp_path / "second/tables.csv").read_bytes() == (tmp_path / "report/tables.csv").read_bytes()
+        assert (tmp_path / "second/report.html").read_bytes() == (tmp_path / "report/report.html").read_bytes()
