@@ -29,7 +29,10 @@ def plan(runs: Sequence[RunSettings], data: Path | None, finished: Sequence[bool
             cells, total = ("to run", "", "data missing", "unknown"), math.nan
         else:
             run = Run(settings, Path(settings.name), dataset=dataset)
-            images = sum(settings.epochs * (len(t.train) + (settings.memory if t.index else 0)) for t in run.stream)
+            images, seen = 0, 0
+            for task in run.stream:
+                images += settings.epochs * (len(task.train) + min(settings.memory, seen))
+                seen += len(task.train)
             seconds = images * seconds_per_image(settings.network, settings.batch_size, run.dataset.image_shape)
             total, images_in_all = total + seconds, images_in_all + images
             cells = ("to run", str(len(run.stream)), f"{images:,}", clock(seconds))
