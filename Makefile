@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One spinning OpenMP thread too many costs more than it gives on a shared machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-real lint bench clean
+.PHONY: demo test test-real lint bench results clean
 
 demo: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/tcil run
@@ -24,6 +24,10 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibration.py
+
+# docs/results.md from the JSON files under docs/results; trains nothing.
+results: $(VENV)/.bench
+	$(BIN)/python benchmarks/results.py
 
 # Every install goes through constraints.txt: an unpinned torch pulls gigabytes of CUDA packages.
 $(VENV)/.bench: pyproject.toml constraints.txt

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 import tcil
 from tcil.calibration.calibrators.base import Calibrator
 from tcil.calibration.errors import CalibrationWarning, NotReachableError, invalid, unknown_name
+from tcil.calibration.options import Verdict
 from tcil.calibration.storage import encode
+from tcil.calibration.temperature import solve_temperature
 from tcil.incremental.extensions import extension
 
 
@@ -59,7 +61,8 @@ class Entry:
     """A calibrator in the tables: its title, what it is, how it is fitted, in which block it stands.
 
     `fit` gets the finished task, and the options that the user named as `name[option=value]`; these are checked
-    beforehand against `kind`, the calibrator's class.
+    beforehand against `kind`, the calibrator's class. `sample` is what a temperature was fitted on, where that is a
+    plain set of logits: it gives the temperature its bootstrap interval.
     """
 
     title: str
@@ -67,6 +70,7 @@ class Entry:
     fit: Fit
     block: str = "ranked"
     kind: type[Calibrator] | None = None
+    sample: Callable[[FinishedTask], tuple[Tensor, Tensor]] | None = None
 
 
 def _needs_images(task: FinishedTask) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -113,6 +117,7 @@ CALIBRATORS: dict[str, Entry] = {
         "temperature scaling on the new task's validation set",
         lambda task, **options: tcil.TemperatureScaling(**options).fit(task.valid_logits, task.valid_columns),
         kind=tcil.TemperatureScaling,
+        sample=lambda task: (task.valid_logits, task.valid_columns),
     ),
     "ets": Entry(
         "ETS",
@@ -148,6 +153,7 @@ CALIBRATORS: dict[str, Entry] = {
         lambda task, **options: tcil.TemperatureScaling(**options).fit(task.test_logits, task.test_columns),
         _ORACLE,
         tcil.TemperatureScaling,
+        lambda task: (task.test_logits, task.test_columns),
     ),
     "optimal-group-ts": Entry(
         "Optimal group TS",
@@ -230,6 +236,8 @@ def calibrate(task: FinishedTask, names: Sequence[str] | None = None) -> dict[st
             row |= figures(probs, task)
             if fitted is not None:
                 row["temperature"] = getattr(fitted, "temperature_", None)
+                if entry.sample is not None:
+                    row["temperature_interval"] = temperature_interval(*entry.sample(task))
                 row["result"] = encode(fitted.result_)
                 if fitted.history_ is not None:
                     history[name] = fitted.history_
@@ -243,6 +251,19 @@ def calibrate(task: FinishedTask, names: Sequence[str] | None = None) -> dict[st
         "calibrators": rows,
         "history": history,
     }
+
+
+def temperature_interval(logits: Tensor, columns: Tensor, n_resamples: int = 50) -> list[float] | None:
+    """A 95 % bootstrap interval of the temperature of a set; None where a resample has no temperature."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(n_resamples):
+        rows = torch.randint(len(columns), (len(columns),), generator=generator)
+        fit = solve_temperature(logits[rows], columns[rows])
+        if fit.verdict is not Verdict.OK:
+            return None
+        found.append(fit.temperature)
+    return [float(value) for value in np.quantile(found, [0.025, 0.975])]
 
 
 def merged(stored: dict[str, Any] | None, fresh: dict[str, Any]) -> dict[str, Any]:

@@ -96,8 +96,8 @@ def by_task_curves(study: Study, key: str, label: str, names: Sequence[str], *, 
         axis.set(xlabel="after task", ylabel=label, xticks=tasks)
         axis.set_ylim(bottom=0)
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
-        band = "95 % bootstrap intervals" if len(study.runs) == 1 and key == "ece" else "the range over seeds"
-        bands = f" Bands (of some) are {band}." if len(study.runs) > 1 or key == "ece" else ""
+        band = "95 % bootstrap intervals" if len(study.runs) == 1 else "the range over seeds"
+        bands = f" Bands (of some) are {band}."
         return picture(figure, f"{label} by task.{bands}", f"{label} after each task: " + "; ".join(words))
 
 
@@ -222,9 +222,9 @@ def _stack(rows: Sequence[Sequence[float | None]]) -> np.ndarray[Any, np.dtype[n
 def _band(
     study: Study, name: str, key: str, values: np.ndarray[Any, np.dtype[np.float64]]
 ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
-    if len(study.runs) > 1 or key != "ece":
+    if len(study.runs) > 1:
         return values.min(0), values.max(0)
-    pairs = [(row or {}).get("ece_interval") or (np.nan, np.nan) for row in _rows(study, name)]
+    pairs = [(row or {}).get(f"{key}_interval") or (np.nan, np.nan) for row in _rows(study, name)]
     low, high = np.array(pairs, dtype=np.float64).T
     return low, high
 
