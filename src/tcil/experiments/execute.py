@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from tcil.calibration.errors import invalid, unknown_name
 from tcil.calibration.storage import replace_file
 from tcil.experiments.analysis import analyse
 from tcil.experiments.calibration import CALIBRATORS, calibrate, entry_of, merged
 from tcil.experiments.collect import StoredRun, Study, any_runs, read_runs, shown, studies
-from tcil.experiments.grids import Grid, comma_separated, latex, markdown, terminal
+from tcil.experiments.grids import Cell, Grid, Row, comma_separated, latex, markdown, terminal
 from tcil.experiments.paper import contradictions
 from tcil.experiments.plan import plan
 from tcil.experiments.progress import CsvLog, ProgressDisplay, TensorBoardLog
@@ -24,6 +23,7 @@ from tcil.experiments.reproduce import Artifact, Evidence, Need, all_needs
 from tcil.experiments.run import Listener, Progress, Run
 from tcil.experiments.schedules import Edition
 from tcil.experiments.settings import RunSettings
+from tcil.experiments.statistics import Spread
 from tcil.experiments.store import RunFolder
 from tcil.experiments.tables import by_task, side_by_side, summary
 
@@ -199,41 +199,46 @@ def recalibrate(
 ) -> list[dict[str, Any]]:
     """Calibrate every finished task anew from what is stored, and store the rows beside the others.
 
-    With `redraw`, also over other draws of the validation set after the last task, which are only shown.
+    With `redraw`, also over other draws of the validation set after the last task, stored as redraw.json.
     """
     for name in calibrators or ():
         entry_of(name)
     store = RunFolder(folder)
     record = store.read_json("settings.json")
-    if record is None:
-        raise invalid("run", f"{folder}, which has no settings.json", "a run folder")
+    if record is None or record.get("imported"):
+        raise invalid("run", f"{folder}, without the settings of a training", "a folder that 'tcil run' made")
     run = Run(RunSettings(**record), folder, data=data)
     results: list[dict[str, Any]] = []
-    scores: dict[str, list[float]] = {}
+    draws: dict[str, list[float]] = {}
     for task, memory, learner in run.walk():
         history = results[-1]["history"] if results else {}
         results.append(calibrate(run.finished(task, memory, learner, history), calibrators))
         name = f"{store.task(task.index).name}/results.json"
         store.write_json(name, merged(store.read_json(name), results[-1]))
-        if redraw and task.index == len(run.stream) - 1:
-            for number in range(redraw):
-                valid = run.redraw(task, torch.Generator().manual_seed(number))
-                outcome = calibrate(run.finished(task, memory, learner, history, valid), calibrators)
-                for row in outcome["calibrators"].values():
-                    if "ece" in row:
-                        scores.setdefault(row["title"], []).append(100 * row["ece"])
+        for number in range(redraw if task.index == len(run.stream) - 1 else 0):
+            valid = run.redraw(task, torch.Generator().manual_seed(number))
+            rows = calibrate(run.finished(task, memory, learner, history, valid), calibrators)["calibrators"]
+            for row in (row for row in rows.values() if "ece" in row):
+                draws.setdefault(row["title"], []).append(row["ece"])
     whole = store.read_json("results.json")
     if whole is not None:
         tasks = [merged(old, new) for old, new in zip(whole["tasks"], results, strict=True)]
         store.write_json("results.json", {**whole, "tasks": tasks})
+        write_report(read_runs([folder]), folder / "report.html")
     environment = store.read_json("environment.json") or {}
     console.print(terminal(summary(Study((StoredRun(folder, record, results, environment),)))))
     if redraw:
-        table = Table(title=f"ECE after the last task over {redraw} draws of the validation set, %")
-        for column in ("calibrator", "mean", "std", "least", "most"):
-            table.add_column(column, justify="left" if column == "calibrator" else "right")
-        for title, values in scores.items():
-            v = torch.tensor(values)
-            table.add_row(title, *(f"{float(x):.2f}" for x in (v.mean(), v.std(correction=0), v.min(), v.max())))
-        console.print(table)
+        store.write_json("redraw.json", draws)
+        console.print(terminal(redrawn(draws, redraw)))
     return results
+
+
+def redrawn(draws: dict[str, list[float]], count: int) -> Grid:
+    """How much each calibrator's ECE depends on which validation images it was given."""
+    rows = []
+    for title, values in draws.items():
+        percents = [100 * value for value in values]
+        ends = (Cell(Spread(end(percents), 0.0, 1)) for end in (min, max))
+        rows.append(Row(title, (Cell(Spread.of(percents)), *ends)))
+    title = f"ECE after the last task over {count} draws of the validation set, %"
+    return Grid(title, ("calibrator", "mean", "least", "most"), tuple(rows))
