@@ -17,11 +17,12 @@ import numpy as np
 
 from tcil.calibration.storage import replace_file
 from tcil.experiments import paper
+from tcil.experiments.artifacts import ARTIFACTS
 from tcil.experiments.collect import StoredRun, read_runs, shown, studies
+from tcil.experiments.evidence import Evidence
 from tcil.experiments.figures import Picture
 from tcil.experiments.grids import Cell, Grid, Row, markdown
 from tcil.experiments.report import not_applicable
-from tcil.experiments.reproduce import ARTIFACTS, Evidence
 from tcil.experiments.schedules import editions
 from tcil.experiments.statistics import Spread
 from tcil.experiments.tables import side_by_side, summary

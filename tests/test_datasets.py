@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +45,26 @@ class TestCifar:
     def test_checksums(self, cifar10_folder):
         with pytest.raises(ValueError, match=r"data_batch_1 with the checksum .*It is damaged.*tcil download cifar10"):
             load_dataset("cifar10", cifar10_folder)
+
+    def test_checksums_of_the_class_names(self, cifar10_folder, monkeypatch):
+        folder = cifar10_folder / "cifar-10-batches-py"
+        sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+        monkeypatch.setattr(cifar, "_CIFAR10", dict(sorted(sums.items())))
+        assert len(load_dataset("cifar10", cifar10_folder).train) == 100
+        (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [b"x"] * 10}, protocol=2))
+        with pytest.raises(ValueError, match=r"data: got .*batches\.meta with the checksum .*tcil download cifar10"):
+            load_dataset("cifar10", cifar10_folder)
+
+    def test_checksums_of_the_class_names_of_cifar100(self, tmp_path, monkeypatch):
+        folder = tmp_path / "cifar-100-python"
+        folder.mkdir()
+        record = {b"data": np.zeros((2, 3072), dtype=np.uint8), b"fine_labels": [0, 1], b"fine_label_names": [b"a"] * 9}
+        for name in ("train", "test", "meta"):
+            (folder / name).write_bytes(pickle.dumps(record, protocol=2))
+        right = hashlib.md5((folder / "train").read_bytes()).hexdigest()
+        monkeypatch.setattr(cifar, "_CIFAR100", {"train": right, "test": right, "meta": "0" * 32})
+        with pytest.raises(ValueError, match=r"data: got .*meta with the checksum .*tcil download cifar100"):
+            load_dataset("cifar100", tmp_path)
 
     def test_missing_folder(self, tmp_path):
         with pytest.raises(ValueError, match=r"data: got no .*cifar-100-python.*tcil download cifar100"):
@@ -125,6 +147,12 @@ class TestPictures:
         with pytest.raises(ValueError, match="0 class folders"):
             load_dataset("image-folder", tmp_path / "empty")
 
+    @pytest.mark.parametrize("side", ["big", "", "0", "-8", "3.5", "10000"])
+    def test_image_side(self, tmp_path, monkeypatch, side):
+        monkeypatch.setenv("TCIL_IMAGE_SIDE", side)
+        with pytest.raises(ValueError, match=f"^TCIL_IMAGE_SIDE: got '{side}'; expected a whole number of pixels"):
+            load_dataset("image-folder", tmp_path)
+
     def test_broken_picture(self, tmp_path):
         self.tiny(tmp_path / "tiny-imagenet-200")
         (tmp_path / "tiny-imagenet-200" / "train" / "n01" / "images" / "n01_2.JPEG").write_bytes(b"no image")
@@ -137,6 +165,38 @@ def test_unknown_dataset_suggests():
         load_dataset("cifar-100")
     with pytest.raises(ValueError, match=r"an importable package\.module:name"):
         load_dataset("no.such:thing")
+
+
+class TestUnreadable:
+    @pytest.mark.parametrize("name", ["tiny-imagenet", "image-folder"])
+    def test_a_file_where_a_folder_should_be(self, tmp_path, name):
+        for file in ("train", "test", "wnids.txt"):
+            (tmp_path / file).write_text("")
+        with pytest.raises(ValueError, match=rf"^data: got .*{name} cannot be read \(.*Not a directory.*train"):
+            load_dataset(name, tmp_path)
+
+    def test_a_folder_where_a_file_should_be(self, cifar10_folder):
+        path = cifar10_folder / "cifar-10-batches-py" / "data_batch_1"
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(ValueError, match=r"^data: got .*Is a directory.*data_batch_1"):
+            load_dataset("cifar10", cifar10_folder)
+
+    def test_no_permission(self, tmp_path, monkeypatch):
+        def refuse(self):
+            raise PermissionError(13, "Permission denied", str(self))
+
+        monkeypatch.setattr(Path, "exists", refuse)  # the tests may run as root, whom no file refuses
+        with pytest.raises(
+            ValueError, match=r"^data: got .*cifar100 cannot be read .*Permission denied.*expected a fold"
+        ):
+            load_dataset("cifar100", tmp_path)
+
+    def test_ones_own_dataset(self, tmp_path, monkeypatch):
+        (tmp_path / "own_unreadable.py").write_text("def load(folder):\n    return (folder / 'gone').read_bytes()\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(ValueError, match=r"^data: got .*No such file.*gone"):
+            load_dataset("own_unreadable:load", tmp_path)
 
 
 class TestPixels:

@@ -10,10 +10,9 @@ from typer.testing import CliRunner
 
 from tcil.experiments.calibration import entry_of
 from tcil.experiments.cli import app
-from tcil.experiments.run import network_factory
 from tcil.incremental.datasets import load_dataset
 from tcil.incremental.learners import make_learner
-from tcil.incremental.networks import small_cnn
+from tcil.incremental.networks import network_factory, small_cnn
 
 OWN = """
     from tcil import TemperatureScaling

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import html.parser
 import io
 import json
@@ -16,9 +17,10 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from tcil.experiments import collect, grids, paper, tables
+from tcil.experiments.artifacts import ARTIFACTS, all_needs, artifacts_named
 from tcil.experiments.cli import app
+from tcil.experiments.evidence import Evidence
 from tcil.experiments.grids import Cell, Grid, Row
-from tcil.experiments.reproduce import ARTIFACTS, Evidence, all_needs, artifacts_named
 from tcil.experiments.schedules import SCHEDULES, editions
 from tcil.experiments.statistics import Spread, paired_difference
 
@@ -83,8 +85,8 @@ class TestGrids:
 
     def test_csv_has_mean_deviation_and_count(self):
         rows = list(csv.reader(io.StringIO(grids.comma_separated(self.grid))))
-        assert rows[1] == ["TS | <b>", "ranked", "5", "1", "2"]
-        assert rows[2] == ["oracle", "oracle", "n/a", "", ""]
+        assert rows[1] == ["A & B <i>", "TS | <b>", "ranked", "5", "1", "2"]
+        assert rows[2] == ["A & B <i>", "oracle", "oracle", "n/a", "", ""]
 
     def test_html_is_escaped_and_has_headers(self):
         page = str(grids.html(self.grid))
@@ -152,6 +154,33 @@ class TestReport:
             command("report", runs, "--out", tmp_path / name)
         assert (tmp_path / "a/report.html").read_bytes() == (tmp_path / "b/report.html").read_bytes()
 
+    def test_studies_are_told_apart(self, runs, tmp_path):
+        """Two learning rates: other titles, other anchors, other columns."""
+        own = [r for r in collect.read_runs([runs]) if r.settings["learner"] == "er" and r.settings["validation"]]
+        collect.keep(own, tmp_path / "a")
+        for run in own:
+            run.settings["lr"] = 0.05
+        collect.keep([dataclasses.replace(r, path=r.path.with_name(r.path.name + "b")) for r in own], tmp_path / "a")
+        titles = [study.title for study in collect.studies(collect.read_runs([tmp_path / "a"]))]
+        assert sorted(titles) == ["ER on noisy-digits, lr 0.05", "ER on noisy-digits, lr 0.1"]
+
+    def test_a_run_found_twice_counts_once(self, runs, tmp_path):
+        original = collect.read_runs([runs])
+        for run in original:
+            for task in run.tasks:
+                task["calibrators"] = {name: row for name, row in task["calibrators"].items() if name == "vanilla"}
+        collect.keep(original, tmp_path)
+        both = collect.read_runs([tmp_path, runs])
+        assert len(both) == len(original)
+        assert all("ts" in r.titles() for r in both if r.settings["validation"])
+
+    def test_a_run_with_few_calibrators_is_not_finished(self, tmp_path):
+        places = ["--schedule", "mini", "--out", tmp_path / "runs", "--report", tmp_path / "report"]
+        command("run", "--calibrators", "vanilla", "--set", "epochs=1", "--no-full-data", "--out", tmp_path / "runs")
+        output = command("reproduce", "policies", *places, "--set", "epochs=1", "--dry-run")
+        assert "1 trainings to run" in output
+        command("reproduce", "claims", *places, "--set", "epochs=1", "--render")
+
     def test_hostile_names_are_escaped(self, runs, tmp_path):
         (first, *_) = collect.read_runs([runs])
         record = {"settings": {**first.settings, "learner": "<script>alert(1)</script>"}, "tasks": first.tasks}
@@ -216,8 +245,9 @@ class TestCompare:
         collect.keep(own, second)
         output = command("compare", first, second, "--out", tmp_path / "tables")
         rows = list(csv.reader((tmp_path / "tables/tables.csv").read_text().splitlines()))
-        (line,) = [row for row in rows if row and row[0] == "ER on noisy-digits: TS" and row[8] == "1.5"]
-        assert "n = 2" in line[11]
+        (line,) = [row for row in rows if row[:2] == ["ECE, A against B", "ER on noisy-digits: TS"]]
+        assert line[9] == "1.5"
+        assert "n = 2" in line[12]
         assert "B - A" in output
 
     def test_nothing_to_pair(self, runs, tmp_path):
@@ -225,6 +255,21 @@ class TestCompare:
         other = [r for r in collect.read_runs([runs]) if r.settings["learner"] == "wa"]
         with pytest.raises(ValueError, match="B: got no run"):
             tables.comparison(own, other, "ece")
+
+    def test_a_set_with_itself(self, runs):
+        own = collect.read_runs([runs])
+        for row in tables.comparison(own, own, "ece").rows:
+            if row.cells[3].words != "n/a":
+                assert row.cells[3].words == "+0.00 to +0.00 (n = 2)"
+
+    def test_what_changed_is_named_and_paired(self, runs, tmp_path):
+        command(
+            "run", "--seeds", "1,2", "--set", "epochs=3", "--set", "tasks=3", "--set", "memory=60", "--out", tmp_path
+        )
+        old = [r for r in collect.read_runs([runs]) if r.settings["learner"] == "er"]
+        grid = tables.comparison(old, collect.read_runs([tmp_path]), "ece")
+        assert "memory 100 in A, 60 in B" in grid.notes[1]
+        assert all("n = 2" in row.cells[3].words for row in grid.rows if row.cells[3].words != "n/a")
 
 
 class TestReproduce:

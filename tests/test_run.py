@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from tcil.experiments.calibration import CALIBRATORS
 from tcil.experiments.cli import app
 from tcil.experiments.importing import import_run
-from tcil.experiments.run import Run, check_indices
+from tcil.experiments.run import Run, check_indices, make_stream
 from tcil.experiments.settings import PRESETS, RunSettings, build, expand
 from tcil.incremental.datasets import load_dataset
 
@@ -107,40 +108,6 @@ def test_every_learner_with_every_calibrator(learner, digits, tmp_path):
     assert files == {"indices.safetensors", "model.safetensors", "logits.safetensors", "results.json"}
 
 
-class Interrupted(Exception):
-    pass
-
-
-@pytest.mark.parametrize(("learner", "stops"), [("er", 8), ("der", 14), ("eeil", 14)])
-def test_resuming_gives_the_same_bytes(learner, stops, digits, tmp_path):
-    """Stopped after every report of progress in turn, the run ends as one that was never stopped."""
-    settings = short(learner)
-    Run(settings, tmp_path / "whole", dataset=digits).execute(["vanilla", "ts", "t-cil", "first-task-ts"])
-    folder = tmp_path / "cut"
-    for _ in range(stops):
-        reports = []
-
-        def stop(progress, reports=reports):
-            reports.append(progress)
-            if progress.phase != "done":
-                raise Interrupted
-
-        try:
-            Run(settings, folder, dataset=digits).execute(["vanilla", "ts", "t-cil", "first-task-ts"], stop)
-        except Interrupted:
-            continue
-        break
-    Run(settings, folder, dataset=digits).execute(["vanilla", "ts", "t-cil", "first-task-ts"])
-    for name in (
-        "results.json",
-        "task-01/model.safetensors",
-        "task-02/model.safetensors",
-        "task-02/logits.safetensors",
-    ):
-        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-    assert not list(folder.rglob("*.part"))
-
-
 def test_other_settings_are_refused(digits, tmp_path):
     Run(short(tasks=2), tmp_path / "run", dataset=digits).execute(["vanilla"])
     with pytest.raises(ValueError, match="which holds a run with other settings"):
@@ -200,8 +167,12 @@ class TestCommandLine:
         study.write_text('learner = "wa"\nepochs = 1\ntasks = 2\nseeds = [1, 2]\n')
         outcome = CliRunner().invoke(app, ["run", str(study), "--seeds", "7", "--dry-run"])
         assert outcome.exit_code == 0, outcome.output
+        assert "2 trainings" in outcome.stdout  # one of them on all the data
+        assert outcome.stdout.count("wa-seed7") == 2
+        words = ["run", str(study), "--learner", "der", "--set", "seed=9", "--dry-run", "--no-full-data"]
+        outcome = CliRunner().invoke(app, words)
         assert "1 trainings" in outcome.stdout
-        assert "wa-seed7" in outcome.stdout
+        assert "der-seed9" in outcome.stdout
 
     def test_errors_are_plain(self):
         outcome = CliRunner().invoke(app, ["run", "--set", "epoch=3"])
@@ -299,3 +270,132 @@ def test_reserve_is_never_trained_on(digits, tmp_path):
     for _, memory, _ in run.walk(lambda progress: None):
         assert len(memory.reserve_rows)
         assert not set(memory.reserve_rows.tolist()) & set(trained.tolist())
+
+
+class TestLegalButOdd:
+    """Settings that a review found to be mishandled."""
+
+    def run(self, tmp_path, *words):
+        return CliRunner().invoke(app, ["run", "--out", str(tmp_path), "--set", "epochs=1", *words])
+
+    def test_validation_alone(self):
+        assert (build({"validation": 20}).validation, build({"validation": 20}).validation_pool) == (20, 80)
+        assert build({"validation": 100}).validation_pool == 100
+
+    def test_options_of_the_preset_hold_where_no_other_is_named(self):
+        options = {"head": "growing"}
+        s = build({"preset": "cifar100-mini", "learner": "eeil", "learner_options": options})
+        assert s.learner_options == {"finetune_epochs": 10, "finetune_milestones": [4, 7], "head": "growing"}
+
+    def test_unequal_tasks_have_the_same_validation_size(self, digits):
+        stream = make_stream(build({"tasks": [4, 2, 3], "validation": 24, "validation_pool": 48}), digits)
+        assert [len(task.valid) for task in stream] == [24, 24, 24]
+        assert [len(task.pool) for task in stream] == [48, 48, 48]
+
+    def test_without_a_validation_set(self, tmp_path, digits):
+        results = Run(short(validation=0), tmp_path, dataset=digits).execute()
+        for task in results["tasks"]:
+            assert "ece" in task["calibrators"]["vanilla"]
+            assert task["calibrators"]["ts"]["not_applicable"] == "needs a validation set"
+            assert "not_applicable" in task["calibrators"]["t-cil"]
+
+    def test_the_reserve_is_of_old_classes(self, tmp_path, digits):
+        results = Run(short(reserve=0.25), tmp_path, dataset=digits).execute()
+        first, *rest = (task["calibrators"]["reserve-ts"] for task in results["tasks"])
+        assert first["not_applicable"] == "there is no old task yet"
+        assert all("ece" in row for row in rest)
+
+    def test_other_images_in_the_same_folder_are_refused(self, tmp_path, digits):
+        Run(short(), tmp_path, dataset=digits).execute()
+        other = dataclasses.replace(digits, train=dataclasses.replace(digits.train, images=255 - digits.train.images))
+        with pytest.raises(ValueError, match="data: got other images"):
+            Run(short(), tmp_path, dataset=other).execute()
+
+    def test_vanilla_on_all_data_stays(self, tmp_path):
+        for words in ([], ["--no-full-data"], ["--calibrators", "ts[solver=sgd]", "--no-full-data"]):
+            assert self.run(tmp_path, *words).exit_code == 0
+        (folder,) = [p for p in tmp_path.iterdir() if "vanilla-all-data" in (p / "results.json").read_text()]
+        rows = json.loads((folder / "results.json").read_text())["tasks"][0]["calibrators"]
+        assert {"vanilla-all-data", "ts", "ts[solver=sgd]"} <= set(rows)
+
+    def test_environment_is_of_what_was_computed(self, tmp_path, digits):
+        Run(short(), tmp_path, dataset=digits).execute()
+        record = json.loads((tmp_path / "environment.json").read_text())
+        (tmp_path / "environment.json").write_text(json.dumps({**record, "torch": "of that day"}))
+        Run(short(), tmp_path, dataset=digits).execute()
+        again = json.loads((tmp_path / "environment.json").read_text())
+        assert again["torch"] == "of that day"
+        assert set(again["seconds"]["task-02"]) == {"training", "calibration"}
+
+    def test_threads_are_those_that_the_run_began_with(self, tmp_path, digits):
+        before = torch.get_num_threads()
+        (tmp_path / "environment.json").write_text('{"threads": 3}')
+        seen = []
+        Run(short(), tmp_path, dataset=digits).execute(listener=lambda p: seen.append(torch.get_num_threads()))
+        assert set(seen) == {3}
+        assert torch.get_num_threads() == before
+
+    def test_redraw_redraws_the_first_task_too(self, tmp_path):
+        assert self.run(tmp_path, "--no-full-data").exit_code == 0
+        (folder,) = tmp_path.iterdir()
+        words = ["calibrate", str(folder), "--redraw", "4", "--calibrators", "ts,first-task-ts"]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        draws = json.loads((folder / "redraw.json").read_text())
+        assert all(len(set(values)) > 1 for values in draws.values())
+        assert set(draws) == {"TS", "First-task TS"}
+
+    def test_redraw_without_a_larger_pool_is_refused(self, tmp_path):
+        words = ["--no-full-data", "--set", "validation=40", "--set", "validation_pool=40"]
+        assert self.run(tmp_path, *words).exit_code == 0
+        (folder,) = tmp_path.iterdir()
+        outcome = CliRunner().invoke(app, ["calibrate", str(folder), "--redraw", "4"])
+        assert outcome.exit_code == 2
+        assert "redraw: got 4" in outcome.output
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--set", "epochs=ten"], "epochs: got 'ten'"),
+            (["--set", "dataset=[1]"], "dataset: got [1]"),
+            (["--set", "epochs.x=2"], "--set: got 'epochs.x=2'"),
+            (["--set", "tasks=[0,5]"], "tasks is (0, 5)"),
+            (["--set", "tasks=[]"], "tasks is ()"),
+            (["--set", "tasks=10"], "tasks: got [1, 1"),
+            (["--set", "classes=50"], "classes: got 50"),
+            (["--set", "memory=5"], "memory: got 5"),
+            (["--set", "validation=1"], "validation: got 1"),
+            (
+                ["--learner", "eeil", "--set", "learner_options.finetune_epochs=abc"],
+                "option finetune_epochs of learner",
+            ),
+            (["--learner", "der", "--set", "learner_options.finetune_milestones=3"], "option finetune_milestones of"),
+            (["--learner", "eerr"], "learner: got 'eerr'"),
+            (["--set", "network=resnet32"], "network: got 'resnet32'"),
+            (["--set", "optimizer=sdg"], "optimizer: got 'sdg'"),
+            (["--device", "cuda"], "device: got 'cuda'"),
+            (["--device", "gpu"], "device: got 'gpu'"),
+            (["--log", "tensorboards"], "log: got 'tensorboards'"),
+            (["--calibrators", "ts,"], "calibrators: got 'ts,'"),
+            (["--calibrators", "ts[solver=fast]"], "solver: got 'fast'"),
+            (["--calibrators", "t-cil[polcy=random]"], "Did you mean 'policy'"),
+            (["--calibrators", "vanilla[x=1]"], "vanilla, which has no options"),
+        ],
+    )
+    def test_errors_before_any_work(self, tmp_path, words, message):
+        if message.startswith("device: got 'cuda'") and torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+        outcome = self.run(tmp_path / "runs", *words)
+        assert outcome.exit_code == 2, outcome.output
+        assert message in " ".join(outcome.output.split())
+        assert not list(tmp_path.rglob("*.safetensors"))
+
+    def test_a_folder_is_no_study(self, tmp_path):
+        outcome = CliRunner().invoke(app, ["run", str(tmp_path)])
+        assert outcome.exit_code == 2
+        assert "study: got" in outcome.output
+
+    def test_out_cannot_be_made(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        outcome = self.run(tmp_path / "file")
+        assert outcome.exit_code == 2
+        assert "error:" in outcome.output

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,20 +23,24 @@ BATCH = 200
 CURVE_POINTS = 25
 
 
-def analyse(run: Run, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
+def analyse(run: Run) -> dict[str, Any]:
     """All of it, task by task; found again where it is stored."""
     stored: dict[str, Any] | None = run.store.read_json("analysis.json")
     if stored is not None:
         return stored
+    with run.threads():
+        record = _analysed(run)
+    run.store.write_json("analysis.json", record)
+    return record
+
+
+def _analysed(run: Run) -> dict[str, Any]:
     tasks = []
     for task, memory, learner in run.walk():
         results = run.store.read_json(f"{run.store.task(task.index).name}/results.json") or {"calibrators": {}}
         finished = run.finished(task, memory, learner, {})
         tasks.append(analyse_task(finished, results["calibrators"].get("t-cil", {})))
-        progress(task.index + 1, len(run.stream))
-    record = {"tasks": tasks, "cost": memory_cost(finished), "projection": projection(finished, tasks[-1]["magnitude"])}
-    run.store.write_json("analysis.json", record)
-    return record
+    return {"tasks": tasks, "cost": memory_cost(finished), "projection": projection(finished, tasks[-1]["magnitude"])}
 
 
 def analyse_task(task: FinishedTask, row: dict[str, Any]) -> dict[str, Any]:

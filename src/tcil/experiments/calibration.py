@@ -95,18 +95,31 @@ def _first_task(task: FinishedTask, **options: Any) -> Calibrator:
         raise NotApplicable("needs the first task")
     calibrator = tcil.FirstTaskTemperatureScaling(**options)
     if history is None:
-        return calibrator.fit(task.valid_logits, task.valid_columns)
+        return calibrator.fit(*_valid(task))
     return calibrator.fit(classes=task.seen, history=history)
 
 
 def _reserve(task: FinishedTask) -> tuple[Tensor, Tensor]:
     if not len(task.reserve_columns):
         raise NotApplicable("needs --reserve")
+    old = task.reserve_columns < task.new_columns.start
+    if not bool(old.any()):
+        raise NotApplicable("there is no old task yet")
     # Old classes from the reserve, new ones from the validation set.
-    return (
-        torch.cat([task.reserve_logits, task.valid_logits]),
-        torch.cat([task.reserve_columns, task.valid_columns]),
-    )
+    logits, columns = _valid(task)
+    return torch.cat([task.reserve_logits[old], logits]), torch.cat([task.reserve_columns[old], columns])
+
+
+def _valid(task: FinishedTask) -> tuple[Tensor, Tensor]:
+    if not len(task.valid_columns):
+        raise NotApplicable("needs a validation set")
+    return task.valid_logits, task.valid_columns
+
+
+def _exemplars(task: FinishedTask) -> tuple[Tensor, Tensor]:
+    if not len(task.memory_columns):
+        raise NotApplicable("needs the memory's logits")
+    return task.memory_logits, task.memory_columns
 
 
 _ORACLE, _OLD_DATA = "oracle", "with old-task validation data"
@@ -115,20 +128,20 @@ CALIBRATORS: dict[str, Entry] = {
     "ts": Entry(
         "TS",
         "temperature scaling on the new task's validation set",
-        lambda task, **options: tcil.TemperatureScaling(**options).fit(task.valid_logits, task.valid_columns),
+        lambda task, **options: tcil.TemperatureScaling(**options).fit(*_valid(task)),
         kind=tcil.TemperatureScaling,
         sample=lambda task: (task.valid_logits, task.valid_columns),
     ),
     "ets": Entry(
         "ETS",
         "ensemble temperature scaling",
-        lambda task, **options: tcil.EnsembleTemperatureScaling(**options).fit(task.valid_logits, task.valid_columns),
+        lambda task, **options: tcil.EnsembleTemperatureScaling(**options).fit(*_valid(task)),
         kind=tcil.EnsembleTemperatureScaling,
     ),
     "irm": Entry(
         "IRM",
         "multi-class isotonic regression",
-        lambda task, **options: tcil.MulticlassIsotonic(**options).fit(task.valid_logits, task.valid_columns),
+        lambda task, **options: tcil.MulticlassIsotonic(**options).fit(*_valid(task)),
         kind=tcil.MulticlassIsotonic,
     ),
     "perturb-ts": Entry(
@@ -144,7 +157,7 @@ CALIBRATORS: dict[str, Entry] = {
     "exemplar-ts": Entry(
         "Exemplar TS",
         "temperature scaling on unperturbed exemplars (T near 0: why T-CIL perturbs them)",
-        lambda task, **options: tcil.TemperatureScaling(**options).fit(task.memory_logits, task.memory_columns),
+        lambda task, **options: tcil.TemperatureScaling(**options).fit(*_exemplars(task)),
         kind=tcil.TemperatureScaling,
     ),
     "optimal-ts": Entry(

@@ -62,14 +62,20 @@ def run(
             values.pop("preset", None)
         if seeds is not None:
             values["seeds"] = _numbers(seeds)
+        changes: dict[str, Any] = {}
         for entry in setting or []:
-            _assign(values, entry)
-        runs = module.expand(values)
+            _assign(changes, entry)
+        options = {**values.get("learner_options", {}), **changes.get("learner_options", {})}
+        values |= changes | ({"learner_options": options} if options else {})
+        flags_given = {key for key, value in flags.items() if value is not None} | set(changes)
+        runs = module.expand(values, flags_given)
         if dry_run:
             from tcil.experiments.grids import terminal
             from tcil.experiments.plan import plan
 
-            console.print(terminal(plan(runs, data)))
+            with_all_data = [one for run in runs for one in (run, *([run.on_all_data()] if full_data else []))]
+            done = [(out / one.name / "results.json").is_file() for one in with_all_data]
+            console.print(terminal(plan(with_all_data, data, done)))
             return
         from tcil.experiments.calibration import specs_of
         from tcil.experiments.execute import execute
@@ -79,7 +85,7 @@ def run(
             execute(
                 one, out, data=data, device=device, calibrators=names, log=log, full_data=full_data, console=console
             )
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
 
 
@@ -90,7 +96,7 @@ def calibrate(
     calibrators: Annotated[
         str | None, typer.Option(help="only these, by comma, also with options: ts[solver=sgd]")
     ] = None,
-    redraw: Annotated[int, typer.Option(help="also with so many other draws of the validation set")] = 0,
+    redraw: Annotated[int, typer.Option(min=0, help="also with so many other draws of the validation set")] = 0,
 ) -> None:
     """Recompute calibrators on a finished run, without training."""
     try:
@@ -99,7 +105,7 @@ def calibrate(
 
         names = specs_of(calibrators)
         recalibrate(folder, data=data, calibrators=names, redraw=redraw, console=console)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
 
 
@@ -124,7 +130,7 @@ def import_(
         import_run(source, folder, data=data, calibrators=names)
         show_run(read_runs([folder])[0], console)
         console.print(f"run folder {folder}\nreport {folder / 'report.html'}", highlight=False, soft_wrap=True)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
 
 
@@ -145,7 +151,7 @@ def report(
         if keep is not None:
             collect.keep(stored, keep)
         show_report(stored, out, console)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
 
 
@@ -171,24 +177,25 @@ def reproduce(
 ) -> None:
     """Run (or resume, or reuse) what a table, figure or claim of the paper needs, and draw it beside the printed."""
     try:
-        from tcil.experiments.reproduce import ARTIFACTS, artifacts_named
+        from tcil.experiments.artifacts import ARTIFACTS, artifacts_named
 
         if name == "list":
             for artifact in ARTIFACTS.values():
                 console.print(f"{artifact.name:18}{artifact.title}", highlight=False)
             return
-        from tcil.experiments import execute, schedules
+        from tcil.experiments import schedules
+        from tcil.experiments.reproduce import reproduce as run_and_draw
 
         changes: dict[str, Any] = {}
         for entry in setting or []:
             _assign(changes, entry)
         chosen = schedules.editions(schedule, _numbers(seeds) if seeds else None, changes)
         only = "plan" if dry_run else "render" if render else ""
-        execute.reproduce(
+        run_and_draw(
             artifacts_named(name), chosen, out, report, data=data, device=device, kept=kept or [], only=only,
             console=console,
         )  # fmt: skip
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
 
 
@@ -210,7 +217,7 @@ def compare(
             console.print(terminal(grid))
         if out is not None:
             write_tables(grids, out)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
 
 
@@ -260,7 +267,7 @@ def list_calibrators() -> None:
 @app.command("networks")
 def list_networks() -> None:
     """List the networks."""
-    from tcil.experiments.run import NETWORKS
+    from tcil.incremental.networks import NETWORKS
 
     _list("network", {name: (factory.__doc__ or "").partition(":")[0] for name, factory in NETWORKS.items()})
 
@@ -296,6 +303,8 @@ def _assign(values: dict[str, Any], entry: str) -> None:
     place = values
     for part in path:
         place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise ValueError(f"--set: got {entry!r}; expected {part} either as a value or with names below it.")
     place[last] = value
 
 

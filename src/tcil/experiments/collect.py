@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ class StoredRun:
             return RunSettings(**self.settings).key
         except ValidationError:
             return None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task has a row of every calibrator of this version, in its present form."""
+        rows = [task["calibrators"].get(name) for task in self.tasks for name in CALIBRATORS]
+        return all(row is not None and ("not_applicable" in row or "bins" in row) for row in rows)
 
     @property
     def seed(self) -> int:
@@ -76,9 +83,10 @@ class StoredRun:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Runs that differ in their seeds only."""
+    """Runs that differ in their seeds only; `difference` tells them from other studies beside them."""
 
     runs: tuple[StoredRun, ...]
+    difference: str = ""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,10 +95,10 @@ class Study:
 
     @property
     def title(self) -> str:
-        """Learner and dataset, with the number of classes where not all are used."""
+        """Learner and dataset, with the number of classes where not all are used, and what tells it from others."""
         s = self.settings
         classes = f" ({s['classes']} classes)" if s.get("classes") else ""
-        return f"{str(s['learner']).upper()} on {s['dataset']}{classes}"
+        return f"{str(s['learner']).upper()} on {s['dataset']}{classes}{self.difference and ', ' + self.difference}"
 
     @property
     def n_tasks(self) -> int:
@@ -119,8 +127,18 @@ def read_runs(paths: Iterable[Path]) -> list[StoredRun]:
             raise invalid("runs", f"{path}, without a finished run", "a run folder, or a folder that holds some")
         for file in own:
             run = _read(file)
-            found.setdefault(json.dumps(run.settings, sort_keys=True), run)
+            same = json.dumps(run.settings, sort_keys=True) + (str(run.path) if run.settings.get("imported") else "")
+            found[same] = _joined(found[same], run) if same in found else run
     return sorted(found.values(), key=lambda run: run.path.name)
+
+
+def _joined(first: StoredRun, second: StoredRun) -> StoredRun:
+    """The same run found twice: rows of either, those of the first where both have them."""
+    tasks = [
+        {**b, **a, "calibrators": {**b["calibrators"], **a["calibrators"]}}
+        for a, b in zip(first.tasks, second.tasks, strict=True)
+    ]
+    return replace(first, tasks=tasks, analysis=first.analysis or second.analysis)
 
 
 def any_runs(path: Path) -> bool:
@@ -138,8 +156,28 @@ def studies(runs: Iterable[StoredRun]) -> list[Study]:
     """Runs grouped by everything but their seeds."""
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
-        groups.setdefault(run.study, []).append(run)
-    return [Study(tuple(sorted(group, key=lambda run: run.seed))) for group in groups.values()]
+        groups.setdefault(run.study + (str(run.path) if run.settings.get("imported") else ""), []).append(run)
+    firsts = [group[0].settings for group in groups.values()]
+    varied = sorted(
+        key
+        for key in set().union(*firsts) - {"dataset", "learner", "classes", *_SEEDS}
+        if any(
+            one.get(key) != other.get(key)
+            for one, other in itertools.combinations(firsts, 2)
+            if (one["dataset"], one["learner"]) == (other["dataset"], other["learner"])
+        )
+    )
+    return [
+        Study(
+            tuple(sorted(group, key=lambda run: run.seed)),
+            ", ".join(f"{key} {_brief(group[0].settings.get(key))}" for key in varied if key in group[0].settings),
+        )
+        for group in groups.values()
+    ]
+
+
+def _brief(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def keep(runs: Sequence[StoredRun], folder: Path) -> list[Path]:
@@ -181,12 +219,14 @@ def _read(file: Path) -> StoredRun:
     try:
         record = json.loads(file.read_text())
         tasks, settings = record["tasks"], record["settings"]
+        if not tasks or not {"dataset", "learner"} <= set(settings) or not all(t["calibrators"] for t in tasks):
+            raise KeyError("tasks with calibrators, a dataset and a learner")
         in_folder = file.name == "results.json"
         for name in ("environment", "analysis"):
             beside = file.with_name(f"{name}.json")
             if in_folder and name not in record and beside.is_file():
                 record[name] = json.loads(beside.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         raise invalid("runs", f"{file}, which cannot be read ({error!r})", "the results of a run") from None
     path = file.parent if in_folder else file
     return StoredRun(path, settings, tasks, record.get("environment") or {}, record.get("analysis"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,26 +12,17 @@ from rich.console import Console
 
 from tcil.calibration.errors import invalid, unknown_name
 from tcil.calibration.storage import replace_file
-from tcil.experiments.analysis import analyse
-from tcil.experiments.calibration import CALIBRATORS, calibrate, entry_of, merged
-from tcil.experiments.collect import StoredRun, Study, any_runs, read_runs, shown, studies
+from tcil.experiments.calibration import calibrate, entry_of, merged
+from tcil.experiments.collect import StoredRun, Study, read_runs, shown, studies
 from tcil.experiments.grids import Cell, Grid, Row, comma_separated, latex, markdown, terminal
-from tcil.experiments.paper import contradictions
-from tcil.experiments.plan import plan
 from tcil.experiments.progress import CsvLog, ProgressDisplay, TensorBoardLog
-from tcil.experiments.report import Section, write_page, write_report
-from tcil.experiments.reproduce import Artifact, Evidence, Need, all_needs
+from tcil.experiments.report import write_report
 from tcil.experiments.run import Listener, Progress, Run
-from tcil.experiments.schedules import Edition
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.statistics import Spread
 from tcil.experiments.store import RunFolder
 from tcil.experiments.tables import by_task, side_by_side, summary
 
-REPRODUCED = (
-    "Every table, figure and claim of the paper beside our runs of it, in percent, means over tasks. Each table says on"
-    " what schedule ours was run; cells that were not run say so, and nothing is filled in."
-)
 LOGS: dict[str, Callable[[Path], Listener]] = {"csv": CsvLog, "tensorboard": TensorBoardLog}
 
 
@@ -71,16 +63,19 @@ def train(
         entry_of(name)
     if log is not None and log not in LOGS:
         raise unknown_name("log", log, LOGS)
+    if log == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+        raise invalid("log", "tensorboard", "the package tensorboard to be installed", "pip install tensorboard")
     folder = out / settings.name
     run = Run(settings, folder, data=data, device=device)
     results = _shown(run, calibrators, log, console, "")
     if full_data and settings.validation:
-        everything = settings.model_copy(update={"validation": 0, "validation_pool": 0, "reserve": 0.0})
+        everything = settings.on_all_data()
         other = Run(everything, out / everything.name, dataset=run.dataset, device=device)
         beside = _shown(other, ["vanilla"], log, console, " all data")
         for task, full in zip(results["tasks"], beside["tasks"], strict=True):
             row = {**full["calibrators"]["vanilla"], "title": "Vanilla, all data"}
             task["calibrators"] = {"vanilla-all-data": row, **task["calibrators"]}
+            run.store.write_json(f"{run.store.task(task['task']).name}/results.json", task)
         run.store.write_json("results.json", results)
     return read_runs([folder])[0]
 
@@ -106,72 +101,6 @@ def show_report(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
     write_tables(grids, out)
     page = write_report(runs, out / "report.html")
     console.print(f"report {page}\ntables {out / 'tables.md'}, .tex, .csv", highlight=False, soft_wrap=True)
-
-
-def reproduce(
-    artifacts: Sequence[Artifact],
-    editions: Sequence[Edition],
-    out: Path,
-    report: Path,
-    *,
-    data: Path | None,
-    device: str,
-    kept: Sequence[Path],
-    only: str,
-    console: Console,
-) -> list[Section]:
-    """Run what the artifacts need and is not there, then draw them; `only` "plan" or "render" does one of the two."""
-    needs = all_needs(artifacts, editions)
-    known = _finished(out, kept)
-    done = [_satisfied(need, known.get(need.settings.key)) for need in needs]
-    console.print(terminal(plan([need.settings for need in needs], data, done)))
-    if only == "plan":
-        return []
-    if only != "render":
-        for number, (need, ready) in enumerate(zip(needs, done, strict=True), start=1):
-            if not ready:
-                console.print(f"training {number} of {len(needs)}: {need.settings.name}", highlight=False)
-                _fulfil(need, out, data, device, console)
-        known = _finished(out, kept)
-    evidence = Evidence(editions, list(known.values()))
-    sections = [artifact.render(evidence) for artifact in artifacts]
-    grids = [grid for section in sections for grid in section.grids]
-    for grid in grids:
-        console.print(terminal(grid))
-    notes = Section("Where the paper disagrees with itself or with its code", contradictions())
-    write_tables(grids, report)
-    page = write_page(report / "report.html", "T-CIL reproduced", REPRODUCED, [*sections, notes])
-    console.print(f"report {page}\ntables {report / 'tables.md'}, .tex, .csv", highlight=False, soft_wrap=True)
-    return sections
-
-
-def _finished(out: Path, kept: Sequence[Path]) -> dict[str, StoredRun]:
-    """Runs that are there, by the hash of their settings; run folders before kept copies."""
-    found: dict[str, StoredRun] = {}
-    for place in (out, *kept):
-        for run in read_runs([place]) if any_runs(place) else []:
-            if run.settings_key is not None:
-                found.setdefault(run.settings_key, run)
-    return found
-
-
-def _satisfied(need: Need, run: StoredRun | None) -> bool:
-    """Whether a finished run has all that is needed of it."""
-    if run is None or (need.analysis and not run.analysis):
-        return False
-    names = run.tasks[-1]["calibrators"]
-    wanted = [*need.calibrators, *(["vanilla-all-data"] if need.full_data and need.settings.validation else [])]
-    return all(name in names for name in wanted)
-
-
-def _fulfil(need: Need, out: Path, data: Path | None, device: str, console: Console) -> None:
-    names = [*CALIBRATORS, *need.calibrators]
-    train(
-        need.settings, out, data=data, device=device, calibrators=names, log=None, full_data=need.full_data,
-        console=console,
-    )  # fmt: skip
-    if need.analysis:
-        analyse(Run(need.settings, out / need.settings.name, data=data, device=device))
 
 
 def write_tables(grids: Sequence[Grid], out: Path) -> None:
@@ -209,17 +138,29 @@ def recalibrate(
         raise invalid("run", f"{folder}, without the settings of a training", "a folder that 'tcil run' made")
     run = Run(RunSettings(**record), folder, data=data)
     results: list[dict[str, Any]] = []
+    if redraw and run.settings.validation_pool <= run.settings.validation:
+        pool = f"a run whose validation_pool ({run.settings.validation_pool}) is larger than its validation set"
+        raise invalid("redraw", f"{redraw}", pool)
     draws: dict[str, list[float]] = {}
-    for task, memory, learner in run.walk():
-        history = results[-1]["history"] if results else {}
-        results.append(calibrate(run.finished(task, memory, learner, history), calibrators))
-        name = f"{store.task(task.index).name}/results.json"
-        store.write_json(name, merged(store.read_json(name), results[-1]))
-        for number in range(redraw if task.index == len(run.stream) - 1 else 0):
-            valid = run.redraw(task, torch.Generator().manual_seed(number))
-            rows = calibrate(run.finished(task, memory, learner, history, valid), calibrators)["calibrators"]
-            for row in (row for row in rows.values() if "ece" in row):
-                draws.setdefault(row["title"], []).append(row["ece"])
+    histories: list[dict[str, Any]] = [{} for _ in range(redraw)]
+    with run.threads():
+        for task, memory, learner in run.walk():
+            history = results[-1]["history"] if results else {}
+            results.append(calibrate(run.finished(task, memory, learner, history), calibrators))
+            name = f"{store.task(task.index).name}/results.json"
+            store.write_json(name, merged(store.read_json(name), results[-1]))
+            last = task.index == len(run.stream) - 1
+            for number, remembered in enumerate(histories):
+                valid = run.redraw(task, torch.Generator().manual_seed(1000 * number + task.index))
+                # Before the last task only what later ones remember is needed.
+                names = calibrators if last else list(results[-1]["history"])
+                if names == []:
+                    continue
+                outcome = calibrate(run.finished(task, memory, learner, remembered, valid), names)
+                histories[number] = outcome["history"]
+                for row in outcome["calibrators"].values() if last else ():
+                    if "ece" in row:
+                        draws.setdefault(row["title"], []).append(row["ece"])
     whole = store.read_json("results.json")
     if whole is not None:
         tasks = [merged(old, new) for old, new in zip(whole["tasks"], results, strict=True)]

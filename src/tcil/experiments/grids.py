@@ -132,12 +132,12 @@ def comma_separated(grid: Grid) -> str:
     """For a spreadsheet: mean, deviation and number of seeds of every cell in columns of their own."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    header = [grid.columns[0], "block"]
+    header = ["table", grid.columns[0] or "row", "block"]
     for name in grid.columns[1:]:
         header += [name, f"{name} std", f"{name} n"]
     writer.writerow(header)
     for row in grid.rows:
-        line: list[object] = [row.label, row.block]
+        line: list[object] = [grid.title, row.label, row.block]
         for cell in row.cells:
             s = cell.spread
             line += [cell.words, "", ""] if s is None else [f"{s.mean:.6g}", f"{s.std:.6g}", s.n]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,58 +25,38 @@ from torch import Tensor, nn
 
 from tcil.calibration.arrays import as_classes, as_labels, as_logits, label_columns
 from tcil.calibration.errors import invalid
-from tcil.experiments.calibration import FinishedTask, calibrate
+from tcil.experiments.calibration import FinishedTask, calibrate, entry_of
 from tcil.experiments.collect import read_runs
 from tcil.experiments.report import write_report
-from tcil.experiments.run import network_factory
 from tcil.experiments.store import RunFolder, environment
 from tcil.incremental.datasets import load_dataset
 from tcil.incremental.images import Dataset, Pixels
+from tcil.incremental.networks import network_factory
 
 
 def import_run(source: Path, folder: Path, *, data: Path | None, calibrators: Sequence[str] | None) -> dict[str, Any]:
-    """Calibrate imported tasks, and leave a run folder with results and a report."""
+    """Calibrate imported tasks, and leave a run folder with logits, results and a report."""
+    for name in calibrators or ():
+        entry_of(name)
     record = _read_tasks(source)
-    order: list[int] = []
-    spans: list[range] = []
-    for number, labels in enumerate(record["tasks"]):
-        classes = as_classes(labels, f"tasks[{number}]")
-        spans.append(range(len(order), len(order) + len(classes)))
-        order += classes
-    as_classes(order, "tasks")
-    network = record.get("network")
-    dataset = load_dataset(record["dataset"], data) if network else None
-    results: list[dict[str, Any]] = []
-    for index, span in enumerate(spans):
-        arrays = _read_arrays(source / f"task-{index:02d}.npz")
-        seen = order[: span.stop]
-        parts = {name: _part(arrays, name, seen) for name in ("test", "valid", "memory", "reserve")}
-        for name in ("test", "valid"):
-            if not len(parts[name][0]):
-                raise invalid(f"task-{index:02d}.npz", f"no {name}_logits", "test and validation logits with labels")
-        model = _network(source, index, network, order) if network else None
-        images = _images(arrays, dataset, seen) if dataset is not None else (None, None)
-        finished = FinishedTask(
-            index=index,
-            new_columns=span,
-            task_columns=tuple(spans[: index + 1]),
-            test_logits=parts["test"][0],
-            test_columns=parts["test"][1],
-            valid_logits=parts["valid"][0],
-            valid_columns=parts["valid"][1],
-            memory_logits=parts["memory"][0],
-            memory_columns=parts["memory"][1],
-            reserve_logits=parts["reserve"][0],
-            reserve_columns=parts["reserve"][1],
-            model=model,
-            memory=images[0],
-            valid=images[1],
-            history=results[-1]["history"] if results else {},
-        )
-        results.append(calibrate(finished, calibrators))
-    settings = {"dataset": "imported", "learner": "imported", "seed": 0, **record, "imported": True}
+    if network := record.get("network"):
+        network_factory(network)
+    given = _Source(source, record["tasks"], network, load_dataset(record["dataset"], data) if network else None)
+    for index in range(len(given.tasks)):
+        given.task(index)  # all files are checked before the first is worked on; together they may not fit in memory
     store = RunFolder(folder)
     store.create()
+    results: list[dict[str, Any]] = []
+    for index in range(len(given.tasks)):
+        finished = replace(given.task(index), history=results[-1]["history"] if results else {})
+        at = store.task(index).name
+        stored = {"test": "test", "pool": "valid", "memory": "memory", "reserve": "reserve"}
+        kinds = ("logits", "columns")
+        tensors = {f"{to}_{kind}": getattr(finished, f"{name}_{kind}") for to, name in stored.items() for kind in kinds}
+        store.write_tensors(f"{at}/logits.safetensors", tensors)
+        results.append(calibrate(finished, calibrators))
+        store.write_json(f"{at}/results.json", results[-1])
+    settings = {"dataset": "imported", "learner": "imported", "seed": 0, **record, "imported": True}
     whole = {"settings": settings, "tasks": results}
     store.write_json("settings.json", settings)
     store.write_json("environment.json", environment(torch.device("cpu")))
@@ -84,14 +65,73 @@ def import_run(source: Path, folder: Path, *, data: Path | None, calibrators: Se
     return whole
 
 
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """A source folder whose tasks.json was read."""
+
+    folder: Path
+    tasks: list[list[int]]
+    network: str | None
+    dataset: Dataset | None
+
+    def task(self, index: int) -> FinishedTask:
+        """A task's files, read and checked."""
+        path = self.folder / f"task-{index:02d}.npz"
+        arrays = _read_arrays(path)
+        starts = np.cumsum([0, *map(len, self.tasks)]).tolist()
+        spans = tuple(range(*starts[i : i + 2]) for i in range(index + 1))
+        order = [label for labels in self.tasks for label in labels]
+        seen = order[: spans[index].stop]
+        parts = {name: _part(path, arrays, name, seen) for name in ("test", "valid", "memory", "reserve")}
+        for name in ("test", "valid"):
+            if not len(parts[name][0]):
+                raise invalid("source", f"{path} without {name}_logits", "test and validation logits with labels")
+        return FinishedTask(
+            index=index,
+            new_columns=spans[index],
+            task_columns=spans,
+            test_logits=parts["test"][0],
+            test_columns=parts["test"][1],
+            valid_logits=parts["valid"][0],
+            valid_columns=parts["valid"][1],
+            memory_logits=parts["memory"][0],
+            memory_columns=parts["memory"][1],
+            reserve_logits=parts["reserve"][0],
+            reserve_columns=parts["reserve"][1],
+            model=_network(path, self.network, len(seen), len(order)) if self.network else None,
+            memory=_images(path, arrays, "memory_rows", self.dataset, seen),
+            valid=_images(path, arrays, "valid_rows", self.dataset, seen),
+        )
+
+
 def _read_tasks(source: Path) -> dict[str, Any]:
+    """The record in tasks.json, checked; null is the same as nothing."""
     path = source / "tasks.json"
+    expected = 'a JSON file such as {"tasks": [[0, 1], [2, 3]]}'
     try:
         record = json.loads(path.read_text())
+        json.dumps(record, allow_nan=False)  # it is stored with the results
     except (OSError, ValueError) as error:
-        raise invalid("source", f"{path} ({error})", 'a JSON file such as {"tasks": [[0, 1], [2, 3]]}') from None
+        raise invalid("source", f"{path} ({error})", expected) from None
     if not isinstance(record, dict) or not isinstance(record.get("tasks"), list) or not record["tasks"]:
-        raise invalid("source", f"{path} without a list of tasks", 'a JSON file such as {"tasks": [[0, 1], [2, 3]]}')
+        raise invalid("source", f"{path} without a list of tasks", expected)
+    record = {key: value for key, value in record.items() if value is not None}
+    for key, kind in {"dataset": str, "network": str, "learner": str, "seed": int}.items():
+        if key in record and type(record[key]) is not kind:
+            wanted = "a whole number" if kind is int else "text"
+            raise invalid(f"{key} in {path}", f"{record[key]!r:.80}", wanted)
+    for number, labels in enumerate(record["tasks"]):
+        where = f"tasks[{number}] in {path}"
+        if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**63 for label in labels):
+            raise invalid(where, f"{labels!r:.80}", "a list of integer class labels")
+        as_classes(labels, where)
+    as_classes([label for labels in record["tasks"] for label in labels], f"tasks in {path}")
+    if len(record["tasks"][0]) < 2:
+        raise invalid(f"tasks[0] in {path}", "one class", "at least two in the first task")
+    if record.get("network") and not record.get("dataset"):
+        raise invalid(
+            "source", f"{path} with a network but no dataset", "the name of the dataset that it was trained on"
+        )
     return record
 
 
@@ -99,53 +139,62 @@ def _read_arrays(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise invalid("source", f"{path} ({error})", "an .npz file of plain arrays") from None
+    except Exception as error:  # a damaged file fails in many ways
+        raise invalid(
+            "source",
+            f"{path}, which cannot be read ({type(error).__name__}: {error})",
+            "an .npz file of plain arrays",
+        ) from None
 
 
-def _part(arrays: dict[str, Any], name: str, seen: list[int]) -> tuple[Tensor, Tensor]:
+def _part(path: Path, arrays: dict[str, Any], name: str, seen: list[int]) -> tuple[Tensor, Tensor]:
     """Logits over the classes seen, and the column of each label; empty where there are none."""
     if f"{name}_logits" not in arrays:
         return torch.zeros(0, len(seen)), torch.zeros(0, dtype=torch.long)
-    logits = as_logits(arrays[f"{name}_logits"], f"{name}_logits")
+    where = f"{name}_logits in {path}"
+    logits = as_logits(arrays[f"{name}_logits"], where)
     if logits.shape[1] < len(seen):
-        raise invalid(f"{name}_logits", f"{logits.shape[1]} columns", f"at least {len(seen)}, the classes seen")
-    labels = as_labels(arrays.get(f"{name}_labels"), f"{name}_labels", len(logits))
-    return logits[:, : len(seen)], label_columns(labels, seen, f"{name}_labels", len(seen))
+        raise invalid(where, f"{logits.shape[1]} columns", f"at least {len(seen)}, the classes seen")
+    where = f"{name}_labels in {path}"
+    labels = as_labels(arrays.get(f"{name}_labels"), where, len(logits))
+    return logits[:, : len(seen)], label_columns(labels, seen, where, len(seen))
 
 
-def _network(source: Path, index: int, name: str, order: list[int]) -> nn.Module:
+def _network(arrays: Path, name: str, n_seen: int, n_all: int) -> nn.Module:
     """The network of a task; its head may be as wide as the file says."""
-    stem = source / f"task-{index:02d}"
-    if stem.with_suffix(".safetensors").exists():
-        weights = load_file(stem.with_suffix(".safetensors"))
-    elif stem.with_suffix(".pt").exists():
-        weights = torch.load(stem.with_suffix(".pt"), weights_only=True, map_location="cpu")
-    else:
-        raise invalid("source", f"no {stem}.safetensors or .pt", "the weights of every task, since a network is named")
-    width = len(weights["fc.bias"]) if "fc.bias" in weights else len(order)
+    safe, torchs = arrays.with_suffix(".safetensors"), arrays.with_suffix(".pt")
+    path = safe if safe.exists() else torchs
+    if not path.exists():
+        raise invalid("source", f"no {safe} or .pt", "the weights of every task, since a network is named")
+    expected = f"the state dict of a {name}: tensors by name, readable without code"
+    try:
+        weights = load_file(path) if path is safe else torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch's own text would advise to run the file's code
+        raise invalid("source", f"{path}, which cannot be read ({type(error).__name__})", expected) from None
+    if not isinstance(weights, dict) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in weights.items()
+    ):
+        raise invalid("source", f"{path}, which holds something else", expected)
+    width = weights["fc.bias"].numel() if "fc.bias" in weights else n_all
+    if width < n_seen:
+        raise invalid("source", f"{path} with a head of {width} columns", f"at least {n_seen}, the classes seen")
     model = network_factory(name)(width)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise invalid(
-            "source", f"weights that do not fit {name} ({str(error).splitlines()[0]})", "its state dict"
-        ) from None
+        raise invalid("source", f"{path}, which does not fit {name} ({str(error).splitlines()[0]})", expected) from None
     return model.eval()
 
 
 def _images(
-    arrays: dict[str, Any], dataset: Dataset, seen: list[int]
-) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
-    """Memory and validation images, by rows of the dataset's training set."""
-    found: list[tuple[Tensor, Tensor] | None] = []
-    for name in ("memory_rows", "valid_rows"):
-        if name not in arrays:
-            found.append(None)
-            continue
-        rows = as_labels(arrays[name], name)
-        if len(rows) == 0 or int(rows.min()) < 0 or int(rows.max()) >= len(dataset.train):
-            raise invalid(name, f"{len(rows)} rows", f"rows of the {len(dataset.train)} training images")
-        columns = label_columns(dataset.train.labels[rows], seen, name, len(seen))
-        found.append((Pixels(dataset).plain(dataset.train, rows), columns))
-    return found[0], found[1]
+    path: Path, arrays: dict[str, Any], name: str, dataset: Dataset | None, seen: list[int]
+) -> tuple[Tensor, Tensor] | None:
+    """Images and their columns, by rows of the dataset's training set; None where there are none."""
+    if dataset is None or name not in arrays:
+        return None
+    where = f"{name} in {path}"
+    rows = as_labels(arrays[name], where)
+    if len(rows) == 0 or int(rows.min()) < 0 or int(rows.max()) >= len(dataset.train):
+        raise invalid(where, f"{len(rows)} rows", f"rows of the {len(dataset.train)} training images")
+    columns = label_columns(dataset.train.labels[rows], seen, where, len(seen))
+    return Pixels(dataset).plain(dataset.train, rows), columns

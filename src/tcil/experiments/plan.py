@@ -11,17 +11,20 @@ from pathlib import Path
 import torch
 
 from tcil.experiments.grids import Cell, Grid, Row
-from tcil.experiments.run import Run, network_factory
+from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings
 from tcil.incremental.datasets import load_dataset
 from tcil.incremental.images import Dataset
+from tcil.incremental.learners.registry import learner_type
+from tcil.incremental.networks import network_factory
 
 
-def plan(runs: Sequence[RunSettings], data: Path | None, finished: Sequence[bool] | None = None) -> Grid:
+def plan(runs: Sequence[RunSettings], data: Path | None, finished: Sequence[bool]) -> Grid:
     """A line per run, and the sum. Datasets that are not there yet leave images and time unknown."""
-    known = finished or [False] * len(runs)
     rows, total, images_in_all = [], 0.0, 0
-    for settings, done in zip(runs, known, strict=True):
+    for settings, done in zip(runs, finished, strict=True):
+        learner_type(settings.learner)
+        network_factory(settings.network)
         dataset = _dataset(settings.dataset, data)
         if done:
             cells = ("finished", "", "", "")
@@ -37,7 +40,7 @@ def plan(runs: Sequence[RunSettings], data: Path | None, finished: Sequence[bool
             total, images_in_all = total + seconds, images_in_all + images
             cells = ("to run", str(len(run.stream)), f"{images:,}", clock(seconds))
         rows.append(Row(settings.name, tuple(Cell(words=words) for words in cells)))
-    missing = len(runs) - sum(known)
+    missing = len(runs) - sum(finished)
     note = (
         f"{missing} trainings, {images_in_all:,} images, about {clock(total)} one after another on this machine;"
         " distillation, fine-tuning and DER's extractors take more."

@@ -91,6 +91,8 @@ def study_section(study: Study) -> Section:
         task["memory"]["accuracy"] for run in study.runs for task in run.tasks if task.get("memory", {}).get("count")
     ]
     lines = [f"{study.n_tasks} tasks, {study.runs[0].tasks[-1]['seen']} classes; seed{'s' if n > 1 else ''} {seeds}."]
+    sizes = [f"{key} {study.settings[key]}" for key in ("memory", "validation", "epochs") if key in study.settings]
+    lines += [f"{', '.join(sizes).capitalize()}."] if sizes else []
     if memory:
         lines.append(f"Accuracy on the exemplars: {100 * min(memory):.1f} to {100 * max(memory):.1f} %.")
     absent = not_applicable(study)
@@ -110,7 +112,7 @@ def study_section(study: Study) -> Section:
     if environments:
         facts["Environment"] = [(k, _plain(v)) for k, v in sorted(environments[0].items())]
     return Section(
-        study.title + _difference(study),
+        study.title,
         lines,
         [summary(study)],
         [picture for picture in pictures if picture is not None],
@@ -128,16 +130,6 @@ def not_applicable(study: Study) -> dict[str, str]:
                 if "not_applicable" in row and row["block"] == "ranked":
                     reasons.setdefault(row["title"], f"{row['not_applicable']} (first after task {task['task']})")
     return reasons
-
-
-def _difference(study: Study) -> str:
-    """What tells studies of the same learner and dataset apart."""
-    s = study.settings
-    parts = [f"memory {s['memory']}"] if "memory" in s else []
-    parts += [f"validation {s['validation']}"] if "validation" in s else []
-    parts += [f"{study.n_tasks} tasks", f"{s['epochs']} epochs"] if "epochs" in s else []
-    parts += [f"reserve {s['reserve']}"] if s.get("reserve") else []
-    return f": {', '.join(parts)}" if parts else ""
 
 
 def _plain(value: Any) -> str:

@@ -1,355 +1,94 @@
-"""The paper's tables, figures and claims: what runs each needs, and how it is drawn from them beside the printed."""
+"""tcil reproduce: plan and run what artifacts of the paper need, reuse what is there, and draw them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-from tcil.calibration.errors import unknown_name
-from tcil.experiments import paper, paper_figures
-from tcil.experiments.collect import StoredRun, Study
-from tcil.experiments.figures import Picture
-from tcil.experiments.grids import Cell, Grid, Row
-from tcil.experiments.report import Section
+from rich.console import Console
+
+from tcil.experiments.analysis import analyse
+from tcil.experiments.artifacts import Artifact, Need, all_needs
+from tcil.experiments.calibration import CALIBRATORS
+from tcil.experiments.collect import StoredRun, any_runs, read_runs
+from tcil.experiments.evidence import Evidence
+from tcil.experiments.execute import train, write_tables
+from tcil.experiments.grids import terminal
+from tcil.experiments.paper import contradictions
+from tcil.experiments.plan import plan
+from tcil.experiments.report import Section, write_page
+from tcil.experiments.run import Run
 from tcil.experiments.schedules import Edition
-from tcil.experiments.settings import RunSettings
-from tcil.experiments.statistics import Spread
-from tcil.experiments.tables import COLUMNS, best, percent
 
-DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
-LEARNERS = ("er", "eeil", "wa", "der")
-POLICIES = {"t-cil-random": "random", "t-cil-closest": "closest", "t-cil-farthest": "farthest"}
-MEMORY_SIZES = {"cifar100": (500, 1000, 1500, 2000), "tiny-imagenet": (1000, 2000, 3000, 4000)}
-VALIDATION_SIZES = (100, 300, 500, 700, 1000)
+REPRODUCED = (
+    "Every table, figure and claim of the paper beside our runs of it, in percent, means over tasks. Each table says on"
+    " what schedule ours was run; cells that were not run say so, and nothing is filled in."
+)
 
 
-@dataclass(frozen=True)
-class Need:
-    """A training that an artifact needs, with what must be computed on it."""
-
-    settings: RunSettings
-    calibrators: tuple[str, ...] = ()
-    full_data: bool = False
-    analysis: bool = False
-
-
-class Evidence:
-    """Finished runs, found by their settings."""
-
-    def __init__(self, editions: Sequence[Edition], runs: Sequence[StoredRun]) -> None:
-        self.editions = editions
-        self._runs = {run.settings_key: run for run in runs}
-
-    def find(self, settings: RunSettings | None) -> StoredRun | None:
-        """The finished run with these settings."""
-        return None if settings is None else self._runs.get(settings.key)
-
-    def study(self, edition: Edition, dataset: str, learner: str, **variation: Any) -> Study | None:
-        """Whichever seeds of an experiment are finished."""
-        wanted = (edition.settings(dataset, learner, seed, **variation) for seed in edition.seeds)
-        found = [run for run in map(self.find, wanted) if run is not None]
-        return Study(tuple(found)) if found else None
-
-    def on(self, dataset: str, learner: str, **variation: Any) -> Iterator[tuple[Edition, Study]]:
-        """The experiment in every edition that has it."""
-        for edition in self.editions:
-            study = self.study(edition, dataset, learner, **variation)
-            if study is not None:
-                yield edition, study
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """A table, figure or set of claims of the paper."""
-
-    name: str
-    title: str
-    variations: Sequence[tuple[str, str, Mapping[str, Any]]]
-    render: Callable[[Evidence], Section]
-    calibrators: tuple[str, ...] = ()
-    full_data: bool = False
-    analysis: bool = False
-    notes: Sequence[str] = field(default=())
-
-    def needs(self, editions: Sequence[Edition]) -> list[Need]:
-        """The trainings it needs in these editions."""
-        found = []
-        for edition in editions:
-            for dataset, learner, variation in self.variations:
-                for seed in edition.seeds:
-                    settings = edition.settings(dataset, learner, seed, **variation)
-                    if settings is not None:
-                        found.append(Need(settings, self.calibrators, self.full_data, self.analysis))
-        return found
+def reproduce(
+    artifacts: Sequence[Artifact],
+    editions: Sequence[Edition],
+    out: Path,
+    report: Path,
+    *,
+    data: Path | None,
+    device: str,
+    kept: Sequence[Path],
+    only: str,
+    console: Console,
+) -> list[Section]:
+    """Run what the artifacts need and is not there, then draw them; `only` "plan" or "render" does one of the two."""
+    needs = all_needs(artifacts, editions)
+    known = _finished(out, kept)
+    done = [_satisfied(need, known.get(need.settings.key)) for need in needs]
+    both = [(need.settings, ready) for need, ready in zip(needs, done, strict=True)]
+    both += [(need.settings.on_all_data(), ready) for need, ready in zip(needs, done, strict=True) if need.full_data]
+    console.print(terminal(plan([one for one, _ in both], data, [ready for _, ready in both])))
+    if only == "plan":
+        return []
+    if only != "render":
+        for number, (need, ready) in enumerate(zip(needs, done, strict=True), start=1):
+            if not ready:
+                console.print(f"training {number} of {len(needs)}: {need.settings.name}", highlight=False)
+                _fulfil(need, out, data, device, console)
+        known = _finished(out, kept)
+    evidence = Evidence(editions, list(known.values()))
+    sections = [artifact.render(evidence) for artifact in artifacts]
+    grids = [grid for section in sections for grid in section.grids]
+    for grid in grids:
+        console.print(terminal(grid))
+    notes = Section("Where the paper disagrees with itself or with its code", contradictions())
+    write_tables(grids, report)
+    page = write_page(report / "report.html", "T-CIL reproduced", REPRODUCED, [*sections, notes])
+    console.print(f"report {page}\ntables {report / 'tables.md'}, .tex, .csv", highlight=False, soft_wrap=True)
+    return sections
 
 
-def all_needs(artifacts: Sequence[Artifact], editions: Sequence[Edition]) -> list[Need]:
-    """The trainings of several artifacts, each once, with everything that any of them wants of it."""
-    merged: dict[str, Need] = {}
-    for need in (need for artifact in artifacts for need in artifact.needs(editions)):
-        known = merged.get(need.settings.key)
-        if known is not None:
-            need = Need(
-                need.settings,
-                tuple(dict.fromkeys((*known.calibrators, *need.calibrators))),
-                known.full_data or need.full_data,
-                known.analysis or need.analysis,
-            )
-        merged[need.settings.key] = need
-    return list(merged.values())
-
-
-# tables ------------------------------------------------------------------------------------------------------
-
-
-def _our_name(calibrator: str) -> str:
-    return f"t-cil[policy={POLICIES[calibrator]}]" if calibrator in POLICIES else calibrator
-
-
-def _label(row: paper.PaperRow) -> str:
-    titles = {
-        "vanilla-all-data": "Vanilla (all data)", "ts": "TS", "ets": "ETS", "irm": "IRM", "perturb-ts": "PerturbTS",
-        "t-cil": "T-CIL", "t-cil-random": "random class", "t-cil-closest": "closest class only",
-        "t-cil-farthest": "farthest class only",
-    }  # fmt: skip
-    if row.table == "validation":
-        return f"validation {row.validation}"
-    if row.table in ("grid", "compatibility", "tasks20"):
-        return f"{row.learner.upper()}: {titles[row.calibrator]}"
-    return titles[row.calibrator]
-
-
-def _variation(row: paper.PaperRow) -> dict[str, Any]:
-    if row.table == "validation":
-        return {"validation": row.validation}
-    return {"many_tasks": True} if row.tasks == 20 else {}
-
-
-def _paper_table(table: str) -> Callable[[Evidence], Section]:
-    """Ours, the paper's, and the difference, for each dataset and edition."""
-
-    def render(evidence: Evidence) -> Section:
-        grids, missing = [], []
-        for dataset in dict.fromkeys(row.dataset for row in paper.rows(table)):
-            rows = [row for row in paper.rows(table) if row.dataset == dataset]
-            run = [e for e in evidence.editions if any(_our_study(evidence, e, row) for row in rows)]
-            grids += [_against_paper(evidence, edition, dataset, rows) for edition in run]
-            if not run:
-                missing.append(_against_paper(evidence, None, dataset, rows))
-        more: dict[str, Sequence[Grid]] = {"Not run: the paper's numbers alone": missing} if missing else {}
-        return Section(ARTIFACTS[table].title, ARTIFACTS[table].notes, grids, more=more)
-
-    return render
-
-
-def _our_study(evidence: Evidence, edition: Edition, row: paper.PaperRow) -> Study | None:
-    return evidence.study(edition, row.dataset, row.learner, **_variation(row))
-
-
-def _against_paper(evidence: Evidence, edition: Edition | None, dataset: str, rows: Sequence[paper.PaperRow]) -> Grid:
-    keys = [key for key in paper.FIGURES if key in rows[0].figures]
-    columns = ["method", *(f"{COLUMNS[key]} {part}" for key in keys for part in ("ours", "paper", "diff"))]
-    lines, seeds = [], set()
-    winners = _winners(evidence, edition, rows) if edition else {}
-    for row in rows:
-        study = _our_study(evidence, edition, row) if edition else None
-        name = _our_name(row.calibrator)
-        known = study is not None and name in study.titles()
-        cells: list[Cell] = []
-        for key in keys:
-            printed = row.figures[key]
-            theirs = Cell(words="n/a") if printed is None else Cell(Spread(printed[0], printed[1], 5))
-            ours = Cell(words="not run")
-            if study is not None and known:
-                bold = key == "ece" and winners.get((row.learner, row.table)) == name
-                ours = percent(study.means(name, key), bold)
-                seeds.add(len(study.runs))
-            difference = Cell(words="")
-            if ours.spread is not None and printed is not None:
-                difference = Cell(Spread(ours.spread.mean - printed[0], 0.0, 1), signed=True)
-            cells += [ours, theirs, difference]
-        lines.append(Row(_label(row), tuple(cells), row.learner if len({r.learner for r in rows}) > 1 else ""))
-    title = f"ours: {edition.title}, n = {' or '.join(map(str, sorted(seeds)))}" if edition else "not run"
-    notes = ("Mean over tasks, %, ± standard deviation over seeds. The paper's: five seeds, 200 epochs a task.",)
-    return Grid(f"{DATASETS[dataset]}; {title}", tuple(columns), tuple(lines), notes)
-
-
-def _winners(evidence: Evidence, edition: Edition, rows: Sequence[paper.PaperRow]) -> dict[tuple[str, str], str | None]:
-    """By learner, the row whose ECE is told from all others by paired intervals."""
-    found: dict[tuple[str, str], str | None] = {}
-    for learner in dict.fromkeys(row.learner for row in rows):
-        scores = {}
-        for row in rows:
-            study = _our_study(evidence, edition, row) if row.learner == learner else None
-            name = _our_name(row.calibrator)
-            if study is not None and name in study.titles() and row.table != "validation":
-                scores[name] = study.means(name, "ece")
-        if len({len(values) for values in scores.values()}) == 1:
-            found[learner, rows[0].table] = best(scores)
+def _finished(out: Path, kept: Sequence[Path]) -> dict[str, StoredRun]:
+    """Runs that are there, by the hash of their settings; run folders before kept copies."""
+    found: dict[str, StoredRun] = {}
+    for place in (out, *kept):
+        for run in read_runs([place]) if any_runs(place) else []:
+            if run.settings_key is not None and run.complete:
+                found.setdefault(run.settings_key, run)
     return found
 
 
-# figures -----------------------------------------------------------------------------------------------------
-
-Draw = Callable[[Study], Picture | None]
-
-
-def _by_study(name: str, draw: Draw, wanted: Sequence[tuple[str, str]]) -> Callable[[Evidence], Section]:
-    """One picture for each dataset and learner, in each edition that has it."""
-
-    def render(evidence: Evidence) -> Section:
-        pictures, missing = [], []
-        for dataset, learner in wanted:
-            drawn = [
-                _titled(draw(study), edition, dataset, learner) for edition, study in evidence.on(dataset, learner)
-            ]
-            pictures += [picture for picture in drawn if picture is not None]
-            if not any(drawn):
-                missing.append(f"{learner.upper()} on {DATASETS[dataset]} was not run.")
-        return Section(ARTIFACTS[name].title, [*ARTIFACTS[name].notes, *missing], pictures=pictures)
-
-    return render
+def _satisfied(need: Need, run: StoredRun | None) -> bool:
+    """Whether a finished run has all that is needed of it."""
+    if run is None or not run.complete or (need.analysis and not run.analysis):
+        return False
+    names = run.tasks[-1]["calibrators"]
+    wanted = [*need.calibrators, *(["vanilla-all-data"] if need.full_data and need.settings.validation else [])]
+    return all(name in names for name in wanted)
 
 
-def _titled(picture: Picture | None, edition: Edition, dataset: str, learner: str) -> Picture | None:
-    if picture is None:
-        return None
-    where = f"{learner.upper()} on {DATASETS[dataset]}, ours: {edition.title}"
-    return Picture(picture.svg, f"{picture.caption} {where}.", f"{where}. {picture.words}")
-
-
-def _ece_progression(evidence: Evidence) -> Section:
-    pictures, missing = [], []
-    for dataset in ("cifar100", "tiny-imagenet"):
-        for edition in evidence.editions:
-            found = {learner: evidence.study(edition, dataset, learner) for learner in LEARNERS}
-            studies = [study for study in found.values() if study is not None]
-            if studies:
-                drawn = paper_figures.progression(studies)
-                where = f"{DATASETS[dataset]}, ours: {edition.title}"
-                pictures.append(Picture(drawn.svg, f"{drawn.caption} {where}.", f"{where}. {drawn.words}"))
-                missing += [
-                    f"{k.upper()}: not run ({where})." for k, s in found.items() if s is None and k in edition.learners
-                ]
-        if not any(evidence.study(e, dataset, "er") for e in evidence.editions):
-            missing.append(f"{DATASETS[dataset]} was not run.")
-    return Section(ARTIFACTS["ece-progression"].title, missing, pictures=pictures)
-
-
-def _memory_sizes(evidence: Evidence) -> Section:
-    pictures, missing = [], []
-    for dataset, sizes in MEMORY_SIZES.items():
-        drawn = False
-        for edition in evidence.editions:
-            found = [(size, evidence.study(edition, dataset, "er", memory=size, validation=100)) for size in sizes]
-            known = [(study.settings["memory"], study) for _, study in found if study is not None]
-            if known:
-                drawn = True
-                picture = paper_figures.against_size(known, "memory size")
-                pictures.append(_titled(picture, edition, dataset, "er"))
-            if known and len(known) < len(sizes):
-                missing.append(f"{len(sizes) - len(known)} memory sizes were not run ({edition.title}).")
-        if not drawn:
-            missing.append(f"{DATASETS[dataset]} was not run.")
-    return Section(ARTIFACTS["memory-size"].title, missing, pictures=[p for p in pictures if p is not None])
-
-
-def _validation_table(evidence: Evidence) -> Section:
-    section = _paper_table("validation")(evidence)
-    pictures = []
-    for edition in evidence.editions:
-        found = [evidence.study(edition, "cifar100", "er", validation=size) for size in VALIDATION_SIZES]
-        known = [(study.settings["validation"], study) for study in found if study is not None]
-        if len(known) > 1:
-            picture = _titled(paper_figures.against_size(known, "validation size"), edition, "cifar100", "er")
-            pictures += [picture] if picture else []
-    return replace(section, pictures=pictures)
-
-
-def _claims(evidence: Evidence) -> Section:
-    from tcil.experiments.claims import claims_grid
-
-    return Section(ARTIFACTS["claims"].title, ARTIFACTS["claims"].notes, [claims_grid(evidence)])
-
-
-def _table(name: str, title: str, **more: Any) -> Artifact:
-    rows = paper.rows(name)
-    variations = list(
-        {repr((r.dataset, r.learner, _variation(r))): (r.dataset, r.learner, _variation(r)) for r in rows}.values()
-    )
-    calibrators = tuple(_our_name(row.calibrator) for row in rows if row.calibrator in POLICIES)
-    render = _validation_table if name == "validation" else _paper_table(name)
-    return Artifact(name, title, variations, render, tuple(dict.fromkeys(calibrators)), **more)
-
-
-_ALL_DATA = "Vanilla is trained on all the data, as in the paper; the others on what the validation set leaves."
-_PAIRS = [("cifar100", "er"), ("tiny-imagenet", "er")]
-_MEMORY: list[tuple[str, str, Mapping[str, Any]]] = [
-    (dataset, "er", {"memory": size, "validation": 100}) for dataset, sizes in MEMORY_SIZES.items() for size in sizes
-]
-_EVERY: list[tuple[str, str, Mapping[str, Any]]] = [
-    (dataset, learner, {}) for dataset in ("cifar100", "tiny-imagenet") for learner in LEARNERS
-]
-
-ARTIFACTS: dict[str, Artifact] = {
-    artifact.name: artifact
-    for artifact in (
-        _table("baselines", "Table: T-CIL against five baselines, ER", full_data=True, notes=[_ALL_DATA]),
-        _table("compatibility", "Table: four learners with and without T-CIL", full_data=True, notes=[_ALL_DATA]),
-        _table("policies", "Table: direction policies, ER on CIFAR-100"),
-        _table("grid", "Table: learners x calibrators x datasets", full_data=True, notes=[_ALL_DATA]),
-        _table("tasks20", "Table: twice as many tasks", full_data=True, notes=[_ALL_DATA]),
-        _table("validation", "Table and figure: size of the validation set, ER on CIFAR-100"),
-        Artifact(
-            "temperature-bias",
-            "Figure: temperature of new-task TS against the optimal one",
-            [(dataset, learner, {}) for dataset, learner in _PAIRS],
-            _by_study("temperature-bias", paper_figures.temperature_bias, _PAIRS),
-        ),
-        Artifact(
-            "task-accuracy",
-            "Figure: accuracy by task on test images and on exemplars after the last task",
-            [("cifar100", "er", {}), ("cifar100", "der", {})],
-            _by_study("task-accuracy", paper_figures.task_accuracy, [("cifar100", "er"), ("cifar100", "der")]),
-        ),
-        Artifact(
-            "feature-space",
-            "Figure: the perturbation policy in feature space",
-            [("cifar100", "er", {})],
-            _by_study("feature-space", paper_figures.feature_space, [("cifar100", "er")]),
-            analysis=True,
-        ),
-        Artifact(
-            "epsilon-gap",
-            "Figure: difference of optimal magnitudes by task for four policies",
-            [("cifar100", "er", {})],
-            _by_study("epsilon-gap", paper_figures.epsilon_gap, [("cifar100", "er")]),
-            analysis=True,
-        ),
-        Artifact("memory-size", "Figure: size of the memory, ER", _MEMORY, _memory_sizes),
-        Artifact("ece-progression", "Figure: ECE by task for four learners", _EVERY, _ece_progression),
-        Artifact(
-            "claims",
-            "Claims in the text",
-            [
-                *_EVERY,
-                *[entry for entry in _MEMORY if entry[0] == "cifar100"],
-                ("cifar100", "er", {"reserve": 0.25}),
-            ],
-            _claims,
-            full_data=True,
-            analysis=True,
-            notes=["Each claim with what the paper prints and what our runs give; 'not run' where none tells."],
-        ),
-    )
-}
-
-
-def artifacts_named(name: str) -> list[Artifact]:
-    """One artifact, or all."""
-    if name == "all":
-        return list(ARTIFACTS.values())
-    if name not in ARTIFACTS:
-        raise unknown_name("name", name, [*ARTIFACTS, "all"])
-    return [ARTIFACTS[name]]
+def _fulfil(need: Need, out: Path, data: Path | None, device: str, console: Console) -> None:
+    names = [*CALIBRATORS, *need.calibrators]
+    train(
+        need.settings, out, data=data, device=device, calibrators=names, log=None, full_data=need.full_data,
+        console=console,
+    )  # fmt: skip
+    if need.analysis:
+        analyse(Run(need.settings, out / need.settings.name, data=data, device=device))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,22 +18,14 @@ from tcil.calibration.errors import invalid
 from tcil.experiments.calibration import CALIBRATORS, FinishedTask, calibrate, merged
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.store import RunFolder, environment
-from tcil.incremental import networks
 from tcil.incremental.datasets import load_dataset
-from tcil.incremental.extensions import extension
 from tcil.incremental.images import Dataset, Pixels
 from tcil.incremental.learners import Learner, TaskData, make_learner
 from tcil.incremental.learners.base import Schedule
 from tcil.incremental.memory import Memory, UniformMemory
+from tcil.incremental.networks import network_factory
 from tcil.incremental.stream import Task, TaskStream, class_order, equal_sizes
 from tcil.incremental.training import EpochState, OptimizerKind, train_stage
-
-NETWORKS: dict[str, Callable[[int], networks.ResNet]] = {
-    "resnet32": networks.resnet32,
-    "resnet18": networks.resnet18,
-    "small_resnet": networks.small_resnet,
-    "small_cnn": networks.small_cnn,
-}
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,8 @@ class Run:
     ) -> None:
         self.settings = settings
         self.store = RunFolder(folder)
-        self.device = torch.device(device)
+        self.device = usable_device(device)
+        self._optimizer = OptimizerKind.parse(settings.optimizer, "optimizer")
         self.dataset = (dataset or load_dataset(settings.dataset, data)).to(self.device)
         if settings.crop is not None:
             self.dataset = replace(self.dataset, padding=settings.crop)
@@ -73,6 +68,8 @@ class Run:
         column_of = torch.full((self.dataset.n_classes,), -1)
         column_of[torch.tensor(self.stream.order)] = torch.arange(self.n_classes)
         self.test_columns = column_of[self.dataset.test.labels]
+        self._learner()  # its options are checked before any work
+        check_network(settings.network, self.dataset)
 
     def execute(
         self, calibrators: Sequence[str] | None = None, listener: Listener = lambda progress: None
@@ -87,11 +84,15 @@ class Run:
                 "run", f"{store.path}, which holds a run with other settings", "an empty folder or the same run"
             )
         store.write_json("settings.json", own)
-        before = store.read_json("environment.json") or {}
-        if self.device.type == "cpu" and before.get("threads"):
-            torch.set_num_threads(before["threads"])  # sums depend on it: a resumed run must go on as it began
-        store.write_json("environment.json", {**environment(self.device), "seconds": before.get("seconds", {})})
-        results: list[dict[str, Any]] = []
+        content = self.dataset.fingerprint()
+        if store.read_json("data.json") not in (None, content):
+            raise invalid("data", f"other images than those of {store.path}", "the images that the run began with")
+        store.write_json("data.json", content)
+        with self.threads():
+            return self._execute(calibrators, listener)
+
+    def _execute(self, calibrators: Sequence[str] | None, listener: Listener) -> dict[str, Any]:
+        store, results = self.store, list[dict[str, Any]]()
         for task, memory, learner in self.walk(listener):
             stored = store.read_json(f"{_at(task)}/results.json")
             known = stored["calibrators"] if stored else {}
@@ -103,14 +104,25 @@ class Run:
                 history = results[-1]["history"] if results else {}
                 started = time.perf_counter()
                 fresh = calibrate(self.finished(task, memory, learner, history), missing)
-                self._note_seconds(task, "calibration", started)
+                self._note_seconds(_at(task), "calibration", time.perf_counter() - started)
                 stored = merged(stored, fresh)
                 store.write_json(f"{_at(task)}/results.json", stored)
             results.append(stored)
             listener(Progress(task.index, len(self.stream), "done", 1, 1))
-        whole = {"settings": own, "key": self.settings.key, "tasks": results}
+        whole = {"settings": self.settings.model_dump(mode="json"), "key": self.settings.key, "tasks": results}
         store.write_json("results.json", whole)
         return whole
+
+    @contextmanager
+    def threads(self) -> Iterator[None]:
+        """As many threads as the run began with: sums depend on it, and a resumed run must go on to the same bytes."""
+        before = torch.get_num_threads()
+        began = (self.store.read_json("environment.json") or {}).get("threads") if self.device.type == "cpu" else None
+        torch.set_num_threads(began or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def walk(self, listener: Listener | None = None) -> Iterator[tuple[Task, Memory, Learner]]:
         """Each task with its memory and its network, trained now where it was not yet (refused without a listener)."""
@@ -124,9 +136,7 @@ class Run:
                 learner.model.load_state_dict(trained[0])
                 learner.model.eval()
             elif listener is not None:
-                started = time.perf_counter()
                 self._train(learner, data, listener)
-                self._note_seconds(task, "training", started)
                 self.store.write_tensors(f"{_at(task)}/model.safetensors", learner.model.state_dict())
             else:
                 raise invalid("run", f"{self.store.path} without a network of task {task.index}", "a finished run")
@@ -135,11 +145,11 @@ class Run:
             memory = self._update_memory(task, memory)
             yield task, memory, learner
 
-    def _note_seconds(self, task: Task, what: str, started: float) -> None:
-        """How long something took (in the process that finished it), with the environment, not with the results."""
-        record = self.store.read_json("environment.json") or {}
-        record.setdefault("seconds", {}).setdefault(_at(task), {})[what] = round(time.perf_counter() - started, 3)
-        self.store.write_json("environment.json", record)
+    def _note_seconds(self, at: str, what: str, seconds: float) -> None:
+        """With what and how long something was computed; with the environment, not with the results."""
+        known = (self.store.read_json("environment.json") or {}).get("seconds", {})
+        known.setdefault(at, {})[what] = round(known.get(at, {}).get(what, 0.0) + seconds, 3)
+        self.store.write_json("environment.json", {**environment(self.device), "seconds": known})
 
     # one task ------------------------------------------------------------------------------------------------
 
@@ -181,12 +191,18 @@ class Run:
             if resumed is not None and int(resumed[1]["stage"]) == number:
                 state = self._restore(learner, *resumed)
 
-            def on_epoch(now: EpochState, loss: float, number: int = number, stage: Any = stage) -> None:
+            clock = [time.perf_counter()]
+
+            def on_epoch(
+                now: EpochState, loss: float, number: int = number, stage: Any = stage, clock: list[float] = clock
+            ) -> None:
                 tensors = {f"model.{k}": v for k, v in learner.model.state_dict().items()}
                 tensors |= {f"optimizer.{k}": v for k, v in now.optimizer.items()}
                 assert now.generator is not None
                 tensors["generator"] = now.generator
                 store.write_tensors(f"{at}/epoch.safetensors", tensors, {"stage": str(number), "epoch": str(now.epoch)})
+                self._note_seconds(at, "training", time.perf_counter() - clock[0])
+                clock[0] = time.perf_counter()
                 listener(Progress(data.index, len(self.stream), stage.name, now.epoch, stage.schedule.epochs, loss))
 
             train_stage(
@@ -195,7 +211,7 @@ class Run:
                 self.dataset,
                 self.stream.columns,
                 batch_size=s.batch_size,
-                optimizer=OptimizerKind.parse(s.optimizer, "optimizer"),
+                optimizer=self._optimizer,
                 generator=generator,
                 state=state,
                 on_epoch=on_epoch,
@@ -216,9 +232,8 @@ class Run:
         s, own = self.settings, self.stream.columns
         new = {c: task.train[own[task.train] == c] for c in task.columns}
         seen = task.columns.stop
-        share = s.memory // seen
-        held = round(s.reserve * share)
-        policy = UniformMemory((share - held) * seen)
+        kept, held = share_of(s, seen)
+        policy = UniformMemory(kept * seen)
         exemplars = policy.update(memory.exemplars, new, self._generator(task.index, 8))
         reserve = {}
         if held:
@@ -289,36 +304,62 @@ class Run:
         return tcil.predict_logits(learner.model, batches, classes=seen)
 
 
-def network_factory(name: str) -> Callable[[int], networks.ResNet]:
-    """A network by name; one of the user's own is a function of the number of classes."""
-    if name in NETWORKS:
-        return NETWORKS[name]
-    factory: Callable[[int], networks.ResNet] = extension("network", name, NETWORKS)
-    return factory
+def usable_device(name: str) -> torch.device:
+    """The device of that name, if it is there."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise invalid("device", f"{name!r} ({reason})", "cpu, or a cuda or mps device that is there") from None
+    return device
+
+
+def check_network(name: str, dataset: Dataset) -> None:
+    """Whether the network takes the images of the dataset."""
+    network = network_factory(name)(2).eval()
+    try:
+        with torch.no_grad():
+            network(torch.zeros(1, *dataset.image_shape))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise invalid(
+            "network", f"{name!r} ({reason})", f"a network for images of shape {dataset.image_shape}"
+        ) from None
 
 
 def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
     """The task stream that the settings describe."""
     order = class_order(dataset.n_classes, settings.class_order_seed)
+    if settings.classes is not None and settings.classes > len(order):
+        raise invalid("classes", f"{settings.classes}", f"at most {len(order)}, all of {dataset.name}")
     order = order[: settings.classes or len(order)]
     sizes = equal_sizes(len(order), settings.tasks) if isinstance(settings.tasks, int) else list(settings.tasks)
-    smallest = min(sizes)
-    valid, pool = settings.validation // smallest, settings.validation_pool // smallest
-    if settings.validation and not valid:
-        raise invalid("validation", f"{settings.validation}", f"at least one image for each of {smallest} new classes")
-    seen, reserves = 0, []
-    for size in sizes:
-        seen += size
-        reserves.append(round(settings.reserve * (settings.memory // seen)))
+    if sizes[0] < 2:
+        raise invalid("tasks", f"{sizes}", "at least two classes in the first task: with one there is nothing to tell")
+    if sum(sizes) > settings.memory or share_of(settings, sum(sizes))[0] < 1:
+        raise invalid("memory", f"{settings.memory}", f"at least one exemplar for each of {sum(sizes)} classes")
+    if settings.validation and settings.validation < max(sizes):
+        raise invalid(
+            "validation", f"{settings.validation}", f"at least one image for each of {max(sizes)} new classes"
+        )
+    seen = list(itertools.accumulate(sizes))
     return TaskStream(
         dataset.train.labels,
         order=order,
         sizes=sizes,
-        valid_per_class=valid,
-        pool_per_class=pool,
+        valid_per_class=[settings.validation // size for size in sizes],
+        pool_per_class=[settings.validation_pool // size for size in sizes],
         seed=settings.validation_seed,
-        reserve_per_class=reserves,
+        reserve_per_class=[share_of(settings, count)[1] for count in seen],
     )
+
+
+def share_of(settings: RunSettings, seen: int) -> tuple[int, int]:
+    """Exemplars and reserved images of each class, when so many classes have been seen."""
+    share = settings.memory // seen
+    held = max(1, round(settings.reserve * share)) if settings.reserve else 0
+    return share - held, held
 
 
 def check_indices(stream: TaskStream, index: int, exemplars: dict[int, Tensor], reserve: dict[int, Tensor]) -> None:

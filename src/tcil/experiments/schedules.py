@@ -9,7 +9,7 @@ from typing import Any
 from tcil.calibration.errors import unknown_name
 from tcil.experiments.settings import RunSettings, build
 
-PAPER_MEMORY = {"cifar10": 200, "cifar100": 2000, "tiny-imagenet": 4000}
+LEARNERS = ("er", "eeil", "wa", "der")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Edition:
     title: str
     seeds: tuple[int, ...]
     presets: Mapping[str, Mapping[str, Any]]
-    learners: tuple[str, ...] = ("er", "eeil", "wa", "der")
+    learners: tuple[str, ...] = LEARNERS
     many_tasks: int | tuple[int, ...] = 20
     memory_scale: float = 1.0
     validation_scale: float = 1.0
@@ -76,7 +76,11 @@ SCHEDULES: dict[str, tuple[Edition, ...]] = {
             learners=("er",), base_only=True,
         ),
     ),
-    "paper": (Edition("as printed", (1, 2, 3, 4, 5), {name: {"preset": name} for name in PAPER_MEMORY}),),
+    "paper": (
+        Edition(
+            "as printed", (1, 2, 3, 4, 5), {name: {"preset": name} for name in ("cifar10", "cifar100", "tiny-imagenet")}
+        ),
+    ),
 }  # fmt: skip
 
 

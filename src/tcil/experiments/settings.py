@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ class RunSettings(BaseModel):
     def _consistent(self) -> RunSettings:
         if self.validation_pool < self.validation:
             raise ValueError(f"validation_pool is {self.validation_pool}, less than validation, {self.validation}")
+        sizes = (self.tasks,) if isinstance(self.tasks, int) else self.tasks
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"tasks is {self.tasks}; a number of tasks or their sizes, each at least 1, is expected")
         if any(m >= self.epochs for m in self.milestones):
             raise ValueError(f"milestones {self.milestones} must lie before epochs, {self.epochs}")
         return self
@@ -55,6 +58,10 @@ class RunSettings(BaseModel):
         """A hash of all settings."""
         record = json.dumps({"format": FORMAT, **self.model_dump(mode="json")}, sort_keys=True)
         return hashlib.sha256(record.encode()).hexdigest()[:12]
+
+    def on_all_data(self) -> RunSettings:
+        """The same training without a validation set, for Vanilla as the paper reports it."""
+        return self.model_copy(update={"validation": 0, "validation_pool": 0, "reserve": 0.0})
 
     @property
     def name(self) -> str:
@@ -105,6 +112,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "validation": 100, "validation_pool": 100, "at_20_tasks": _MANY_TASKS,
         "by_learner": {"eeil": {"validation": 200, "validation_pool": 200}},
     },
+    "image-folder": {
+        **_PAPER, "network": "resnet18", "batch_size": 64, "dataset": "image-folder", "tasks": 5, "memory": 1000,
+        "validation": 100, "validation_pool": 200,
+    },
     "cifar100-mini": {
         # As many exemplars a class at the end (20) and validation images a class (25) as the paper has or uses least.
         # Without crops, thirty epochs are enough to know the exemplars by heart, as the paper's 200 are with them.
@@ -120,23 +131,29 @@ def build(values: Mapping[str, Any]) -> RunSettings:
     """Settings from a preset (the dataset's own, or `preset`) and the values that replace its own."""
     given = dict(values)
     preset = given.pop("preset", None)
+    for key in ("dataset", "learner"):
+        if not isinstance(given.get(key, ""), str):
+            raise invalid(key, repr(given[key]), "a name")
     if preset is None:
         preset = given["dataset"] if given.get("dataset") in PRESETS else "digits"
     if preset not in PRESETS:
-        raise unknown_name("preset", preset, PRESETS)
+        raise unknown_name("preset", str(preset), PRESETS)
     base = dict(PRESETS[preset])
     learner, many = given.get("learner", "er"), base.pop("at_20_tasks", {})
     merged = {**base, **base.get("by_learner", {}).get(learner, {})}
     if given.get("tasks") == 20:
         merged |= {**many, **many.get("by_learner", {}).get(learner, {})}
     merged.pop("by_learner", None)
+    options = given.get("learner_options", {})
+    if isinstance(options, Mapping):  # options of the preset hold where the user names no other
+        given["learner_options"] = {**merged.get("learner_options", {}), **options}
     merged |= given
-    if "validation" in given and "validation_pool" not in given:
-        merged["validation_pool"] = max(merged["validation_pool"], given["validation"]) if given["validation"] else 0
-    if "epochs" in given and "milestones" not in given:
-        merged["milestones"] = sorted(
-            {m for m in (given["epochs"] // 2, given["epochs"] * 3 // 4) if 0 < m < given["epochs"]}
-        )
+    validation, epochs = given.get("validation"), given.get("epochs")
+    if isinstance(validation, int) and "validation_pool" not in given:
+        pool = merged.get("validation_pool", RunSettings.model_fields["validation_pool"].default)
+        merged["validation_pool"] = max(pool, validation) if validation else 0
+    if isinstance(epochs, int) and "milestones" not in given:
+        merged["milestones"] = sorted({m for m in (epochs // 2, epochs * 3 // 4) if 0 < m < epochs})
     try:
         return RunSettings(**merged)
     except ValidationError as error:
@@ -160,15 +177,18 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Settings from a TOML file; lists under `seeds`, `learners` and `datasets` make a grid."""
     try:
         return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise invalid("study", f"no file {path}", "a TOML file with settings") from None
+    except OSError as error:
+        raise invalid("study", f"{path} ({error.strerror})", "a TOML file with settings") from None
     except tomllib.TOMLDecodeError as error:
         raise invalid("study", f"{path}, which is not TOML ({error})", "a TOML file with settings") from None
 
 
-def expand(values: Mapping[str, Any]) -> list[RunSettings]:
-    """One run for each combination of `seeds`, `learners` and `datasets`, where these are given."""
-    rest = dict(values)
+def expand(values: Mapping[str, Any], wins: Collection[str] = ()) -> list[RunSettings]:
+    """One run for each combination of `seeds`, `learners` and `datasets`, where these are given.
+
+    A single value in `wins`, such as a `learner` that was given as a flag, replaces the list of a study file.
+    """
+    rest = {key: value for key, value in values.items() if key.removesuffix("s") not in wins or key in wins}
     grid = {name: rest.pop(f"{name}s") for name in ("dataset", "learner", "seed") if rest.get(f"{name}s")}
     runs: list[dict[str, Any]] = [rest]
     for name, choices in grid.items():

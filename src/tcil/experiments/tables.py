@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tcil.calibration.errors import invalid
-from tcil.experiments.collect import StoredRun, Study, place
+from tcil.experiments.collect import StoredRun, Study, place, shown
 from tcil.experiments.grids import Cell, Grid, Row
 from tcil.experiments.statistics import Spread, paired_difference
 
@@ -79,13 +80,18 @@ def by_task(study: Study, key: str) -> Grid:
 
 
 def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], key: str) -> Grid:
-    """Two sets of runs, paired by dataset, learner and seeds: means, and the paired difference with its interval."""
-    pairs = [(left, right) for left in a for right in b if _pair(left) == _pair(right)]
+    """Two sets of runs, paired: means, and the paired difference with its interval.
+
+    Runs pair when all their settings agree, but for those in which the whole of A differs from the whole of B.
+    """
+    changed = _changed(a, b)
+    left_runs, right_runs = ({_pairing(run, changed): run for run in shown(runs)} for runs in (a, b))
+    pairs = [(left_runs[same], right_runs[same]) for same in left_runs if same in right_runs]
     if not pairs:
-        raise invalid("B", "no run of a dataset, learner and seed that A has", "runs to pair with those of A")
+        raise invalid("B", "no run with the settings of one in A", "runs to pair with those of A")
     rows = []
-    for group in dict.fromkeys(_pair(left)[:2] for left, _ in pairs):
-        own = [pair for pair in pairs if _pair(pair[0])[:2] == group]
+    for group in dict.fromkeys(_group(left) for left, _ in pairs):
+        own = [pair for pair in pairs if _group(pair[0]) == group]
         titles = {**Study(tuple(pair[0] for pair in own)).titles(), **Study(tuple(pair[1] for pair in own)).titles()}
         for name, (title, block) in sorted(titles.items(), key=place):
             values = [(left.mean(name, key), right.mean(name, key)) for left, right in own]
@@ -102,13 +108,29 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], key: str) -> Grid
                     Cell(words=f"{interval} (n = {difference.n})"),
                 )
             rows.append(Row(f"{group[1].upper()} on {group[0]}: {title}", cells, "/".join(group), block != "ranked"))
-    notes = ("Mean over tasks, %. Bold: the 95 % interval of the paired difference excludes zero.",)
+    notes = (
+        "Mean over tasks, %. Bold: the 95 % interval of the paired difference excludes zero.",
+        f"What changed: {'; '.join(changed.values()) or 'no setting'}.",
+    )
     return Grid(f"{COLUMNS[key]}, A against B", ("", "A", "B", "B - A", "95 % interval"), tuple(rows), notes)
 
 
-def _pair(run: StoredRun) -> tuple[str, str, int, int]:
-    s = run.settings
-    return str(s["dataset"]), str(s["learner"]), run.seed, int(s.get("validation_seed", 0))
+def _group(run: StoredRun) -> tuple[str, str]:
+    return str(run.settings["dataset"]), str(run.settings["learner"])
+
+
+def _changed(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> dict[str, str]:
+    """Settings that are one value throughout A and another throughout B, as text."""
+    found = {}
+    for key in sorted({key for run in (*a, *b) for key in run.settings} - {"dataset", "learner"}):
+        sides = [{json.dumps(run.settings.get(key), sort_keys=True) for run in shown(runs)} for runs in (a, b)]
+        if len(sides[0]) == len(sides[1]) == 1 and sides[0] != sides[1]:
+            found[key] = f"{key} {sides[0].pop()} in A, {sides[1].pop()} in B"
+    return found
+
+
+def _pairing(run: StoredRun, changed: Mapping[str, str]) -> str:
+    return json.dumps({k: v for k, v in run.settings.items() if k not in changed}, sort_keys=True)
 
 
 def side_by_side(studies: Sequence[Study], key: str) -> Grid:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +70,14 @@ class Dataset:
     def image_shape(self) -> tuple[int, ...]:
         """Channels, height and width."""
         return tuple(self.train.images.shape[1:])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells these images and labels from others."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.test):
+            for tensor in (part.images, part.labels):
+                digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return {"train": len(self.train), "test": len(self.test), "sha256": digest.hexdigest()}
 
     def to(self, device: torch.device) -> Dataset:
         """The same dataset with its images on `device`; labels stay on the CPU, where tasks are cut."""

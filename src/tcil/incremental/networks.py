@@ -6,14 +6,16 @@ layer1.0.conv1, ..., fc), so that the authors' ResNet-32 checkpoints load as the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ResNet", "resnet18", "resnet32", "small_cnn", "small_resnet"]
+from tcil.incremental.extensions import extension
+
+__all__ = ["ResNet", "network_factory", "resnet18", "resnet32", "small_cnn", "small_resnet"]
 
 
 @contextmanager
@@ -136,3 +138,24 @@ def small_resnet(n_classes: int = 100) -> ResNet:
     torch.Size([1, 20])
     """
     return ResNet(n_classes=n_classes, widths=(24, 48, 96), depths=(1, 1, 1), stem_stride=2)
+
+
+NETWORKS: dict[str, Callable[[int], ResNet]] = {
+    "resnet32": resnet32,
+    "resnet18": resnet18,
+    "small_resnet": small_resnet,
+    "small_cnn": small_cnn,
+}
+
+
+def network_factory(name: str) -> Callable[[int], ResNet]:
+    """A network by name; one of the user's own is a function of the number of classes.
+
+    >>> from tcil.incremental.networks import network_factory
+    >>> network_factory("small_cnn")(4).fc.out_features
+    4
+    """
+    if name in NETWORKS:
+        return NETWORKS[name]
+    factory: Callable[[int], ResNet] = extension("network", name, NETWORKS)
+    return factory

@@ -32,7 +32,7 @@ class TaskStream:
 
     `order` lists the class labels in the order in which they come: column i of the logits is class `order[i]`. Rows are
     split per class and at random by `seed`: `valid_per_class` for validation out of a pool of `pool_per_class` held-out
-    rows, `reserve_per_class` (one number for each task) for the old-task reserve, the rest for training.
+    rows, `reserve_per_class` for the old-task reserve, the rest for training. Each is a number, or one for each task.
 
     >>> import torch
     >>> from tcil.incremental.stream import TaskStream
@@ -50,21 +50,22 @@ class TaskStream:
         *,
         order: Sequence[int],
         sizes: Sequence[int],
-        valid_per_class: int,
-        pool_per_class: int,
+        valid_per_class: int | Sequence[int],
+        pool_per_class: int | Sequence[int],
         seed: int,
-        reserve_per_class: Sequence[int] | None = None,
+        reserve_per_class: int | Sequence[int] = 0,
     ) -> None:
         if len(set(order)) != len(order) or not set(order) <= set(labels.unique().tolist()):
             raise invalid("order", f"{list(order)[:8]}", "distinct classes of the training set")
         if not sizes or min(sizes) < 1 or sum(sizes) > len(order):
             raise invalid("sizes", f"{list(sizes)}", f"positive task sizes that sum to at most {len(order)} classes")
-        if not 0 <= valid_per_class <= pool_per_class:
-            raise invalid("valid_per_class", f"{valid_per_class}", f"0 to {pool_per_class}, the held-out pool")
+        valids = _each(valid_per_class, len(sizes), "valid_per_class")
+        pools = _each(pool_per_class, len(sizes), "pool_per_class")
+        reserves = _each(reserve_per_class, len(sizes), "reserve_per_class")
+        for valid, pool in zip(valids, pools, strict=True):
+            if not 0 <= valid <= pool:
+                raise invalid("valid_per_class", f"{valid}", f"0 to {pool}, the held-out pool")
         self.order = tuple(order[: sum(sizes)])
-        reserves = tuple(reserve_per_class or (0,) * len(sizes))
-        if len(reserves) != len(sizes):
-            raise invalid("reserve_per_class", f"{len(reserves)} numbers", f"{len(sizes)}, one for each task")
         column_of = torch.full((int(labels.max()) + 1,), -1)
         column_of[torch.tensor(self.order)] = torch.arange(len(self.order))
         self.columns = column_of[labels]
@@ -77,16 +78,16 @@ class TaskStream:
             for column in columns:
                 rows = (self.columns == column).nonzero().squeeze(1)
                 rows = rows[torch.randperm(len(rows), generator=generator)]
-                held = pool_per_class + reserves[index]
+                held = pools[index] + reserves[index]
                 if len(rows) <= held:
                     raise invalid(
                         "validation",
                         f"{held} held-out images a class",
                         f"fewer than the {len(rows)} training images of class {self.order[column]}",
                     )
-                parts["valid"].append(rows[:valid_per_class])
-                parts["pool"].append(rows[:pool_per_class])
-                parts["reserve"].append(rows[pool_per_class:held])
+                parts["valid"].append(rows[: valids[index]])
+                parts["pool"].append(rows[: pools[index]])
+                parts["reserve"].append(rows[pools[index] : held])
                 parts["train"].append(rows[held:].sort().values)
             self._tasks.append(Task(index, columns, **{name: torch.cat(rows) for name, rows in parts.items()}))
             start += size
@@ -103,6 +104,14 @@ class TaskStream:
     def seen(self, index: int) -> int:
         """How many classes have come by the end of task `index`."""
         return self._tasks[index].columns.stop
+
+
+def _each(number: int | Sequence[int], count: int, name: str) -> tuple[int, ...]:
+    """One number for each task."""
+    numbers = (number,) * count if isinstance(number, int) else tuple(number)
+    if len(numbers) != count:
+        raise invalid(name, f"{len(numbers)} numbers", f"{count}, one for each task")
+    return numbers
 
 
 def class_order(n_classes: int, seed: int | None) -> list[int]:

@@ -52,13 +52,15 @@ def load_dataset(name: str, folder: str | Path | None = None) -> Dataset:
     """
     root = None if folder is None else Path(folder).expanduser()
     entry = DATASETS.get(name)
-    if entry is None:
-        dataset = extension("dataset", name, DATASETS)(root)
-        if not isinstance(dataset, Dataset):
-            raise invalid(
-                "dataset", f"{name!r}, which returned {type(dataset).__name__}", "a factory of tcil's Dataset"
-            )
-        return dataset
-    if entry.needs_folder and root is None:
+    if entry is not None and entry.needs_folder and root is None:
         raise invalid("data", "no folder", f"the folder that holds {name}", "Say --data DIR.")
-    return entry.load(root)
+    read = extension("dataset", name, DATASETS) if entry is None else entry.load
+    try:
+        dataset = read(root)
+    except OSError as error:
+        raise invalid(
+            "data", f"{root or 'no folder'}, where {name} cannot be read ({error})", "a folder of readable files"
+        ) from error
+    if not isinstance(dataset, Dataset):
+        raise invalid("dataset", f"{name!r}, which returned {type(dataset).__name__}", "a factory of tcil's Dataset")
+    return dataset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,18 +32,20 @@ def load_cifar10(folder: Path, *, verify: bool = True) -> Dataset:
     """Five training batches and one of test images, in `folder`/cifar-10-batches-py or `folder` itself."""
     root, where = _locate(folder, "cifar-10-batches-py", "test_batch", "cifar10")
     batches = [name for name in _CIFAR10 if name.startswith("data_batch")]
-    train = _images(root, batches, b"labels", _CIFAR10 if verify else {}, where)
-    test = _images(root, ["test_batch"], b"labels", _CIFAR10 if verify else {}, where)
-    names = _names(root / "batches.meta", b"label_names", where)
+    sums = _CIFAR10 if verify else {}
+    train = _images(root, batches, b"labels", sums, where)
+    test = _images(root, ["test_batch"], b"labels", sums, where)
+    names = _names(root, "batches.meta", b"label_names", sums, where)
     return Dataset("cifar10", train, test, names, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
 def load_cifar100(folder: Path, *, verify: bool = True) -> Dataset:
     """100 fine classes, in `folder`/cifar-100-python or `folder` itself; normalised as the paper's authors do."""
     root, where = _locate(folder, "cifar-100-python", "train", "cifar100")
-    train = _images(root, ["train"], b"fine_labels", _CIFAR100 if verify else {}, where)
-    test = _images(root, ["test"], b"fine_labels", _CIFAR100 if verify else {}, where)
-    names = _names(root / "meta", b"fine_label_names", where)
+    sums = _CIFAR100 if verify else {}
+    train = _images(root, ["train"], b"fine_labels", sums, where)
+    test = _images(root, ["test"], b"fine_labels", sums, where)
+    names = _names(root, "meta", b"fine_label_names", sums, where)
     return Dataset("cifar100", train, test, names, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 
 
@@ -53,13 +56,17 @@ def _locate(folder: Path, name: str, sign: str, dataset: str) -> tuple[Path, str
     return (folder if (folder / sign).exists() else require(folder / name, where)), where
 
 
+def _read(root: Path, name: str, sums: dict[str, str], where: str) -> tuple[Path, dict[bytes, Any]]:
+    path = require(root / name, where)
+    if name in sums:
+        check_md5(path, sums[name], where)
+    return path, read_pickle(path)
+
+
 def _images(root: Path, files: list[str], labels_key: bytes, sums: dict[str, str], where: str) -> ImageSet:
     pixels, labels = [], []
     for name in files:
-        path = require(root / name, where)
-        if name in sums:
-            check_md5(path, sums[name], where)
-        record = read_pickle(path)
+        path, record = _read(root, name, sums, where)
         data, own = record.get(b"data"), record.get(labels_key)
         if not isinstance(data, np.ndarray) or own is None or data.shape != (len(own), 3072):
             raise invalid("data", f"{path} without 3x32x32 images and their labels", "the file of the release", where)
@@ -68,8 +75,9 @@ def _images(root: Path, files: list[str], labels_key: bytes, sums: dict[str, str
     return ImageSet(torch.cat(pixels), torch.cat(labels))
 
 
-def _names(path: Path, key: bytes, where: str) -> tuple[str, ...]:
-    names = read_pickle(require(path, where)).get(key)
+def _names(root: Path, file: str, key: bytes, sums: dict[str, str], where: str) -> tuple[str, ...]:
+    path, record = _read(root, file, sums, where)
+    names = record.get(key)
     if not isinstance(names, list):
         raise invalid("data", f"{path} without class names", "the file of the release", where)
     return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -17,7 +18,10 @@ ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
 
 def load(folder: Path) -> Dataset:
     """Classes are the sub-folders of train/, in alphabetical order; scaled to TCIL_IMAGE_SIDE (default 32)."""
-    side = int(os.environ.get("TCIL_IMAGE_SIDE", "32"))
+    text = os.environ.get("TCIL_IMAGE_SIDE", "32")
+    if not re.fullmatch("[1-9][0-9]{0,3}", text):
+        raise invalid("TCIL_IMAGE_SIDE", repr(text), "a whole number of pixels from 1 to 9999")
+    side = int(text)
     where = f"Put images at {folder}/train/CLASS/ and {folder}/test/CLASS/."
     root = require(folder / "train", where)
     test_root = folder / "test" if (folder / "test").exists() else require(folder / "val", where)

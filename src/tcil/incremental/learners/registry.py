@@ -43,7 +43,25 @@ def make_learner(
     for key in options or {}:
         if key not in known:
             raise unknown_name(f"option of learner {name}", key, known)
-    return kind(kind.options_type(**(options or {})), network, n_classes, seed=seed, device=torch.device(device))
+    chosen = kind.options_type(**(options or {}))
+    for field in dataclasses.fields(chosen):
+        _check_option(name, field.name, getattr(chosen, field.name), field.default)
+    return kind(chosen, network, n_classes, seed=seed, device=torch.device(device))
+
+
+def _check_option(learner: str, name: str, value: Any, default: Any) -> None:
+    """An option has the kind of its default: a number, or numbers."""
+    if isinstance(default, tuple):
+        right = isinstance(value, (list, tuple)) and all(type(v) is int for v in value)
+        wanted = "a list of whole numbers"
+    elif isinstance(default, float):
+        right, wanted = isinstance(value, (int, float)) and value >= 0, "a number, not negative"
+    elif isinstance(default, int):
+        right, wanted = type(value) is int and value > 0, "a positive whole number"
+    else:
+        return  # a named choice, which the learner parses itself
+    if not right:
+        raise invalid(f"option {name} of learner {learner}", repr(value), wanted)
 
 
 def learner_type(name: str) -> type[Learner]:
