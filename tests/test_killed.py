@@ -1,6 +1,7 @@
 """A run killed with SIGKILL at random moments ends with the same bytes as one never disturbed.
 
-Each kill falls in a phase drawn at random (train, write, calibrate, or between), in a random occurrence of it, after a
+Runs of ER and of DER take turns: DER has a second stage, fine-tuning, which starts from a file of its own. Each kill
+falls in a phase drawn at random (train, tune, write, calibrate, or between), in a random occurrence of it, after a
 random part of the time that this occurrence took in an undisturbed run. Writes are slowed down a little, so that kills
 fall into the middle of them. Where the process really stood when it died is read from shared memory.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import itertools
 import multiprocessing
@@ -23,18 +25,29 @@ import pytest
 import tcil.experiments.run as run_module
 import tcil.experiments.store as store_module
 from tcil.experiments.run import Run
-from tcil.experiments.settings import build
+from tcil.experiments.settings import RunSettings, build
 from tcil.incremental.datasets import load_dataset
 
 SEED = 20261115
-PHASES = ("between", "train", "write", "calibrate")
+PHASES = ("between", "train", "tune", "write", "calibrate")
 KILLS_IN_ALL, KILLS_PER_PHASE = 24, 3
+CALIBRATORS = ("vanilla", "ts", "t-cil", "first-task-ts")
 SLOW_DISK = 0.01  # seconds, in the middle of every write
 fork = multiprocessing.get_context("fork")
 
 
-def settings():
-    return build({"epochs": 2, "milestones": [1], "tasks": 3, "memory": 40})
+SHORT = {"dataset": "digits", "epochs": 2, "milestones": [1], "tasks": 3, "memory": 40}
+TUNED = {"finetune_epochs": 2, "finetune_milestones": [1]}
+SETTINGS = [build({"learner": "er", **SHORT}), build({"learner": "der", "learner_options": TUNED, **SHORT})]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A run that nobody disturbed: how long each occurrence of each phase took, and what it left."""
+
+    settings: RunSettings
+    durations: dict[str, list[float]]
+    files: dict[str, bytes]
 
 
 def slow_open(path, mode="r", *args, **kwargs):
@@ -91,9 +104,11 @@ class Phases:
         self.counts[phase] += 1
 
     def wrap(self, phase, function):
+        """`phase` is a name, or makes one of the function's arguments."""
+
         @functools.wraps(function)
         def wrapped(*args, **kwargs):
-            self.enter(phase)
+            self.enter(phase(*args) if callable(phase) else phase)
             try:
                 return function(*args, **kwargs)
             finally:
@@ -102,22 +117,23 @@ class Phases:
         return wrapped
 
 
-def child(folder, dataset, write, entered):
+def child(settings, folder, dataset, write, entered):
     pathlib.Path.open = slow_open
     phases = Phases(entered)
     store_module.replace_file = phases.wrap("write", write)
-    run_module.train_stage = phases.wrap("train", run_module.train_stage)
+    run_module.train_stage = phases.wrap(
+        lambda model, stage, *rest: "tune" if stage.name == "finetune" else "train", run_module.train_stage
+    )
     run_module.calibrate = phases.wrap("calibrate", run_module.calibrate)
-    Run(settings(), folder, dataset=dataset).execute()
+    Run(settings, folder, dataset=dataset).execute(CALIBRATORS)
     os._exit(0)
 
 
-def undisturbed(folder, dataset):
-    """How long each occurrence of each phase took: {phase: [seconds, ...]}."""
+def undisturbed(settings, folder, dataset):
     reader, writer = fork.Pipe(duplex=False)
     process = fork.Process(
         target=child,
-        args=(folder, dataset, store_module.replace_file, lambda p, n: writer.send((p, time.perf_counter()))),
+        args=(settings, folder, dataset, store_module.replace_file, lambda p, n: writer.send((p, time.perf_counter()))),
     )
     process.start()
     moments = []
@@ -129,10 +145,10 @@ def undisturbed(folder, dataset):
     durations = {phase: [] for phase in PHASES}
     for (phase, start), (_, stop) in itertools.pairwise(moments):
         durations[phase].append(stop - start)
-    return durations
+    return Reference(settings, durations, contents(folder))
 
 
-def start_and_kill(folder, dataset, write, target, occurrence, delay):
+def start_and_kill(settings, folder, dataset, write, target, occurrence, delay):
     """Run until `delay` after the occurrence of the phase; return the phase it died in, None if it ended before."""
     reader, writer = fork.Pipe(duplex=False)
     stands = fork.Value("i", 0, lock=False)
@@ -142,7 +158,7 @@ def start_and_kill(folder, dataset, write, target, occurrence, delay):
         if (phase, number) == (target, occurrence):
             writer.send(None)
 
-    process = fork.Process(target=child, args=(folder, dataset, write, entered))
+    process = fork.Process(target=child, args=(settings, folder, dataset, write, entered))
     process.start()
     writer.close()
     with contextlib.suppress(EOFError):
@@ -161,55 +177,75 @@ def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
-def disturb(folder, dataset, write, durations, draw, kills, wanted):
+@dataclasses.dataclass
+class Kills:
+    """How often runs were killed, by phase and by learner."""
+
+    phases: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    learners: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+
+    def missing(self, wanted):
+        return [phase for phase in PHASES if self.phases[phase] < wanted]
+
+    def enough(self, wanted):
+        return self.phases.total() >= KILLS_IN_ALL and not self.missing(wanted)
+
+
+def disturb(reference, folder, dataset, write, draw, kills, wanted):
     """Kill one run again and again at drawn moments until it ends or enough were killed; then let it end."""
+    settings, durations = reference.settings, reference.durations
+    known = [phase for phase in PHASES if durations[phase]]  # ER is never tuned
     while True:
-        missing = [phase for phase in PHASES if kills[phase] < wanted]
-        target = draw.choice(missing or PHASES)
-        occurrence = draw.randrange(max(1, len(durations[target]) // 3))
+        target = draw.choice([phase for phase in kills.missing(wanted) if phase in known] or known)
+        occurrence = draw.randrange((len(durations[target]) + 1) // 2)
         delay = draw.uniform(0, durations[target][occurrence])
-        died_in = start_and_kill(folder, dataset, write, target, occurrence, delay)
+        died_in = start_and_kill(settings, folder, dataset, write, target, occurrence, delay)
         if died_in is None:
             return
-        kills[died_in] += 1
-        if kills.total() >= KILLS_IN_ALL and not missing:
-            assert start_and_kill(folder, dataset, write, "", 0, 0) is None
+        kills.phases[died_in] += 1
+        kills.learners[settings.learner] += 1
+        if kills.enough(wanted):
+            assert start_and_kill(settings, folder, dataset, write, "", 0, 0) is None
             return
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    dataset = load_dataset("digits")
-    folder = tmp_path_factory.mktemp("reference")
-    return dataset, undisturbed(folder, dataset), contents(folder)
+def dataset():
+    return load_dataset("digits")
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory, dataset):
+    return [undisturbed(settings, tmp_path_factory.mktemp(settings.learner), dataset) for settings in SETTINGS]
 
 
 @pytest.mark.timeout(600)
-def test_killed_runs_end_with_the_same_bytes(tmp_path, reference, record_property):
-    dataset, durations, expected = reference
-    draw, kills, runs = random.Random(SEED), collections.Counter(), 0
-    print(f"seed {SEED}; occurrences { ({p: len(d) for p, d in durations.items()}) }")
-    while kills.total() < KILLS_IN_ALL or any(kills[phase] < KILLS_PER_PHASE for phase in PHASES):
-        folder = tmp_path / f"run-{runs}"
-        disturb(folder, dataset, store_module.replace_file, durations, draw, kills, KILLS_PER_PHASE)
-        assert contents(folder) == expected
+def test_killed_runs_end_with_the_same_bytes(tmp_path, dataset, references, record_property):
+    draw, kills, runs = random.Random(SEED), Kills(), 0
+    for reference in references:
+        occurrences = {phase: len(seconds) for phase, seconds in reference.durations.items()}
+        print(f"seed {SEED}; occurrences in {reference.settings.learner}: {occurrences}")
+    while not kills.enough(KILLS_PER_PHASE):
+        reference, folder = references[runs % len(references)], tmp_path / f"run-{runs}"
+        disturb(reference, folder, dataset, store_module.replace_file, draw, kills, KILLS_PER_PHASE)
+        assert contents(folder) == reference.files
         runs += 1
-        assert runs < 100, f"the phases are not met: {dict(kills)}"
-    print(f"{kills.total()} kills in {runs} runs: {dict(kills)}")
-    record_property("kills", dict(kills))
+        assert runs < 100, f"the phases are not met: {kills}"
+    print(f"{kills.phases.total()} kills in {runs} runs: {dict(kills.phases)}, {dict(kills.learners)}")
+    record_property("kills", dict(kills.phases))
+    assert set(kills.learners) == {"er", "der"}
 
 
 @pytest.mark.timeout(600)
-def test_without_the_atomic_rename_a_kill_does_harm(tmp_path, reference):
+def test_without_the_atomic_rename_a_kill_does_harm(tmp_path, dataset, references):
     """The test above can fail: the same kills, with files written in place."""
-    dataset, durations, expected = reference
-    draw, kills = random.Random(SEED), collections.Counter()
+    draw, kills = random.Random(SEED), Kills()
     harmed = False
     for number in range(10):
-        folder = tmp_path / f"run-{number}"
+        reference, folder = references[number % len(references)], tmp_path / f"run-{number}"
         try:
-            disturb(folder, dataset, without_rename, durations, draw, kills, 1000)
-            harmed = contents(folder) != expected
+            disturb(reference, folder, dataset, without_rename, draw, kills, 1000)
+            harmed = contents(folder) != reference.files
         except AssertionError as error:  # the resumed run could not read what was half-written
             harmed = "the resumed run failed" in str(error)
         if harmed:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 from tcil.incremental.datasets import load_dataset
-from tcil.incremental.images import Pixels
+from tcil.incremental.images import ImageSet, Pixels
 from tcil.incremental.learners import LEARNERS, TaskData, make_learner
 from tcil.incremental.learners.base import Schedule, grow_head, soft_cross_entropy
 from tcil.incremental.learners.der import auxiliary_labels
@@ -90,10 +92,38 @@ class TestER:
         assert torch.allclose(stage.loss(x, y), want)
 
     def test_each_exemplar_once(self, digits):
-        data = task_data(digits, 1)
-        assert sorted(data.all_rows.tolist()) == sorted(
-            [*data.new_rows.tolist(), *torch.cat(list(data.exemplars.values())).tolist()]
+        """Rows counted as the loss gets them, each known by its number, which is written into its image."""
+        numbers = torch.arange(len(digits.train))
+        images = torch.zeros_like(digits.train.images)
+        images[:, 0, 0, 0], images[:, 0, 0, 1] = numbers // 256, numbers % 256
+        numbered = dataclasses.replace(
+            digits, train=ImageSet(images, digits.train.labels), mean=(0.0,), std=(1 / 255,), padding=0, flip=False
         )
+        learner, data = make_learner("er", small_cnn, 10, seed=3), task_data(digits, 1)
+        learner.begin_task(task_data(digits, 0))
+        learner.begin_task(data)
+        stage = learner.stage("train", data, Schedule(2, 1e-3, (), 0.0), torch.Generator())
+        met, epochs = [], []
+
+        def loss(x, y):
+            rows = (x[:, 0, 0, 0].round() * 256 + x[:, 0, 0, 1].round()).long()
+            assert torch.equal(y, data.column_of_row[rows])
+            met.extend(rows.tolist())
+            return stage.loss(x, y)
+
+        def on_epoch(state, mean):
+            epochs.append(collections.Counter(met))
+            met.clear()
+
+        train_stage(
+            learner.model, dataclasses.replace(stage, loss=loss), numbered, data.column_of_row, batch_size=32,
+            optimizer=OptimizerKind.SGD, generator=torch.Generator().manual_seed(0), state=EpochState(),
+            on_epoch=on_epoch,
+        )  # fmt: skip
+        once = dict.fromkeys([*data.new_rows.tolist(), *torch.cat(list(data.exemplars.values())).tolist()], 1)
+        assert len(once) == 2 * 30 + 2 * 6
+        assert len(once) % 32  # the last batch is a short one
+        assert epochs == [once, once]
 
 
 class TestWA:
