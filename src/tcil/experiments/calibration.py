@@ -232,7 +232,8 @@ def _with_options(name: str, entry: Entry, text: str) -> Entry:
         except json.JSONDecodeError:
             options[key] = value
     kind(**options)
-    return replace(entry, title=f"{entry.title} ({text.replace(',', ', ')})", fit=partial(entry.fit, **options))
+    title = f"{entry.title} ({text.replace(',', ', ')})"
+    return replace(entry, title=title, fit=partial(entry.fit, **options), block="with other options")
 
 
 def calibrate(task: FinishedTask, names: Sequence[str] | None = None) -> dict[str, Any]:

@@ -76,8 +76,9 @@ class StoredRun:
         found: dict[str, tuple[str, str]] = {}
         for task in self.tasks:
             for name, row in task["calibrators"].items():
-                if "not_applicable" not in row or row["block"] == "ranked":
-                    found.setdefault(name, (row["title"], row["block"]))
+                block = "with other options" if "[" in name else row["block"]
+                if "not_applicable" not in row or block == "ranked":
+                    found.setdefault(name, (row["title"], block))
         return dict(sorted(found.items(), key=place))
 
 
@@ -193,12 +194,13 @@ def keep(runs: Sequence[StoredRun], folder: Path) -> list[Path]:
     return files
 
 
-def place(item: tuple[str, tuple[str, str]]) -> tuple[bool, int, str]:
-    """Ranked rows first; then the order of the registry, a calibrator with options after the one without."""
+def place(item: tuple[str, tuple[str, str]]) -> tuple[int, int, str]:
+    """Ranked rows first, then the same with other options, then the rest; each in the order of the registry."""
     name, (_, block) = item
     order = ["vanilla-all-data", *CALIBRATORS]
     base = name.partition("[")[0]
-    return block != "ranked", order.index(base) if base in order else len(order), name
+    rank = {"ranked": 0, "with other options": 1}.get(block, 2)
+    return rank, order.index(base) if base in order else len(order), name
 
 
 def _results_under(path: Path) -> list[Path]:

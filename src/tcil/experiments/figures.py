@@ -15,6 +15,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from tcil.experiments.collect import Study
 
@@ -122,7 +123,7 @@ def reliability(study: Study, names: Sequence[str]) -> Picture:
             top.set(xlim=(0, 1), ylim=(0, 1), title=f"{titles[name][0]}\nECE {ece:.1f} %")
             top.set_xticklabels([])
             below.bar(edges, 100 * count / count.sum(), width=0.1, align="edge", color=colour(name), edgecolor="white")
-            below.set(xlim=(0, 1), xlabel="confidence", ylim=(0, 100))
+            below.set(xlim=(0, 1), xlabel="confidence")
             if column == 0:
                 top.set_ylabel("accuracy")
                 below.set_ylabel("share of images, %")
@@ -172,6 +173,7 @@ def per_class(study: Study, names: Sequence[str]) -> Picture:
             axis.plot(mean, MARKERS[index], color=colour(name), markersize=4, label=titles[name][0])
             words.append(f"{titles[name][0]} from {mean.min():.0f} to {mean.max():.0f}, mean {mean.mean():.1f}")
         axis.set(xlabel="class, in the order of learning", ylabel="confidence - accuracy, points")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
         return picture(
             figure, "Over-confidence (above 0) and under-confidence by class after the last task.", "; ".join(words)

@@ -96,8 +96,8 @@ def markdown(grid: Grid) -> str:
     for row in grid.rows:
         cells = [f"**{cell.text()}**" if cell.bold else cell.text() for cell in row.cells]
         lines.append(line([f"*{row.label}*" if row.apart else row.label, *cells]))
-    lines += ["", *(f"{note}  " for note in grid.notes)] if grid.notes else [""]
-    return "\n".join(lines)
+    notes = [line for note in grid.notes for line in ("", note)]
+    return "\n".join([*lines, *notes, ""])
 
 
 _LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\~{}",

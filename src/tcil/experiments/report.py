@@ -26,8 +26,9 @@ TEMPERATURES = ("ts", "first-task-ts", "t-cil", "optimal-ts")
 BEFORE_AFTER = ("vanilla", "ts", "t-cil", "optimal-ts")
 LEAD = (
     "Figures are percentages, means over tasks unless they stand by task; every calibrator is fitted on the very same"
-    " networks. Rows in italics see data that the others do not. ECE old and ECE new are those of images predicted as"
-    " old and new classes. The floor is what a perfectly calibrated model would score by chance."
+    " networks. Rows in italics are not ranked: they see data that the others do not, or have other options. ECE old"
+    " and ECE new are those of images predicted as old and new classes. The floor is what a perfectly calibrated model"
+    " would score by chance."
 )
 
 
