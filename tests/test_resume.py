@@ -97,7 +97,7 @@ def test_stopped_after_every_file(digits, tmp_path, monkeypatch):
     epochs, tuning = ["epoch.safetensors"] * EPOCHS, ["epoch.safetensors"] * TUNING
     files = [epochs + ending, *[[*epochs, "stage.safetensors", *tuning, *ending]] * (TASKS - 1)]
     expected = [f"task-{task:02d}/{name}" for task, names in enumerate(files) for name in names]
-    expected = ["settings.json", *expected, "results.json"]
+    expected = ["settings.json", "data.json", *expected, "results.json"]
     stops, write = [], store_module.replace_file
 
     def write_and_stop(path, content):
