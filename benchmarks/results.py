@@ -22,10 +22,9 @@ from tcil.experiments.collect import StoredRun, read_runs, shown, studies
 from tcil.experiments.evidence import Evidence
 from tcil.experiments.figures import Picture
 from tcil.experiments.grids import Cell, Grid, Row, markdown
-from tcil.experiments.report import not_applicable
 from tcil.experiments.schedules import editions
 from tcil.experiments.statistics import Spread
-from tcil.experiments.tables import side_by_side, summary
+from tcil.experiments.tables import remarks, side_by_side, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, IMAGES = ROOT / "docs/results", ROOT / "docs/images/results"
@@ -92,10 +91,7 @@ def mini(runs: Sequence[StoredRun]) -> Iterator[str]:
     )
     yield f"The noise floor of T-CIL's ECE: {named}.\n"
     for group in groups:
-        yield from (
-            f"- {group.settings['learner'].upper()}: {title} n/a: {reason}"
-            for title, reason in not_applicable(group).items()
-        )
+        yield from (f"- {group.settings['learner'].upper()}: {remark}" for remark in remarks(group))
     yield ""
 
 

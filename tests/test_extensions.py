@@ -98,10 +98,46 @@ def test_lists(package):
         ("mime", "learner: got 'mime'.*Did you mean 'mine'"),
         ("wrong", "learner: got 'wrong'; expected a subclass"),
         ("gone", "learner: got 'gone', announced as 'own_parts:nothing'"),
-        ("own_parts:nothing", "factory: got 'own_parts:nothing'"),
-        (":nothing", "factory: got ':nothing'"),
+        ("own_parts:nothing", "learner: got 'own_parts:nothing'"),
+        (":nothing", "learner: got ':nothing'"),
     ],
 )
 def test_errors(package, name, message):
     with pytest.raises(ValueError, match=message):
         make_learner(name, small_cnn, 10, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dataset", "own_parts:Mine"], "dataset: got 'own_parts:Mine'"),
+        (["--calibrators", "own_parts:fit"], "calibrator: got 'own_parts:fit'"),
+        (["--calibrators", "own_parts:wrong_fit", "--set", "tasks=2"], "whose fit returned int"),
+        (["--learner", "own_parts:NoStage"], "learner: got 'own_parts:NoStage' without stage"),
+    ],
+)
+def test_parts_of_the_wrong_kind(package, tmp_path, words, message):
+    more = """
+def fit(task):
+    return None
+
+wrong_fit = Entry("Wrong", "returns a number", lambda task: 3)
+
+from tcil.incremental.learners import Learner
+
+class NoStage(Learner):
+    pass
+"""
+    source = tmp_path / "own_parts.py"
+    source.write_text(source.read_text() + more)
+    words = ["run", "--set", "epochs=1", "--no-full-data", "--out", str(tmp_path / "runs"), *words]
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 2, outcome.output
+    assert message in " ".join(outcome.output.split())
+
+
+def test_modules_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "beside_me.py").write_text("def network(n):\n    return n\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert network_factory("beside_me:network")(3) == 3

@@ -234,6 +234,16 @@ class Checker(html.parser.HTMLParser):
             self.tables_without_headers += self._headers == 0
 
 
+def test_what_was_odd_is_said(runs):
+    study = next(s for s in collect.studies(collect.read_runs([runs])) if s.settings["validation"])
+    first = study.runs[0].tasks[0]["calibrators"]
+    first["t-cil"]["result"]["verdicts"] = ["target_below_range"]
+    first["perturb-ts"] = {"title": "PerturbTS", "block": "ranked", "not_applicable": "no noise; the nearest was 3"}
+    notes = tables.summary(study).notes
+    assert any(note.startswith("T-CIL: ") and "tasks)." in note for note in notes)
+    assert any(note.startswith("PerturbTS: n/a: no noise (") for note in notes)
+
+
 class TestCompare:
     def test_differences_are_paired(self, runs, tmp_path):
         first, second = tmp_path / "a", tmp_path / "b"

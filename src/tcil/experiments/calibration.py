@@ -53,7 +53,7 @@ class NotApplicable(Exception):
     """A calibrator lacks what it needs on this task (no images, no reserve); its row says why."""
 
 
-Fit = Callable[..., Calibrator | None]
+Fit = Callable[..., Any]  # of a fitted Calibrator, or None for the network as it is
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,11 @@ def entry_of(name: str) -> Entry:
     if name in CALIBRATORS:
         return CALIBRATORS[name]
     entry = extension("calibrator", name, CALIBRATORS)
-    entry = entry if isinstance(entry, Entry) or not callable(entry) else entry()
+    if not isinstance(entry, Entry) and callable(entry):
+        try:
+            entry = entry()
+        except TypeError:  # it needs arguments: no factory
+            entry = None
     if not isinstance(entry, Entry):
         raise invalid("calibrator", repr(name), "an Entry, or a factory of one")
     return entry
@@ -246,6 +250,9 @@ def calibrate(task: FinishedTask, names: Sequence[str] | None = None) -> dict[st
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", CalibrationWarning)  # the verdicts are in the row
                 fitted = entry.fit(task)
+            if fitted is not None and not isinstance(fitted, Calibrator):
+                got = f"{name!r}, whose fit returned {type(fitted).__name__}"
+                raise invalid("calibrator", got, "a fitted Calibrator, or None for the network as it is")
             probs = _probabilities(task, fitted)
             row |= figures(probs, task)
             if fitted is not None:

@@ -167,7 +167,7 @@ def _limit(row: dict[str, Any] | None) -> float | None:
     """Where the temperature goes: 0 where all exemplars are right, although 1 is then kept in use."""
     if row is None:
         return None
-    return 0.0 if row["result"]["verdict"] == "all-correct" else float(row["temperature"])
+    return 0.0 if row["result"]["verdict"] == "all_correct" else float(row["temperature"])
 
 
 def _new_is_better(evidence: Evidence, edition: Edition) -> Answer | None:

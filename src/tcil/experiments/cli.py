@@ -14,6 +14,8 @@ app = typer.Typer(
     help="Honest confidence for classifiers that keep learning new classes.", no_args_is_help=True, add_completion=False
 )
 console = Console()
+if not console.is_terminal:
+    console = Console(width=160)  # in a file or a pipe nothing needs to be cut
 
 
 def _fail(error: Exception) -> typer.Exit:
@@ -25,9 +27,7 @@ def _fail(error: Exception) -> typer.Exit:
 @app.command()
 def run(
     study: Annotated[Path | None, typer.Argument(help="TOML file with settings; flags win over it")] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="start from these settings: digits, cifar100-mini, cifar100, ...")
-    ] = None,
+    preset: Annotated[str | None, typer.Option(help="start from these settings; see 'tcil settings'")] = None,
     dataset: Annotated[str | None, typer.Option(help="see 'tcil datasets'")] = None,
     learner: Annotated[str | None, typer.Option(help="see 'tcil learners'")] = None,
     seeds: Annotated[str | None, typer.Option(help="training seeds, such as 1,2,3")] = None,
@@ -35,7 +35,9 @@ def run(
     out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", help="any other setting: --set epochs=10 --set learner_options.head=growing"),
+        typer.Option(
+            "--set", help="any other, see 'tcil settings': --set epochs=10 --set learner_options.head=growing"
+        ),
     ] = None,
     reserve: Annotated[float | None, typer.Option(help="share of the memory kept out of training")] = None,
     calibrators: Annotated[
@@ -50,7 +52,8 @@ def run(
 ) -> None:
     """Train a learner task by task, calibrate with every method on the same network, evaluate, report.
 
-    Without arguments: digits, ER, all calibrators, about a minute. Killed at any moment, the same command goes on.
+    Without arguments: noisy digits, ER, all calibrators, about a minute. Killed at any moment, the same command
+    goes on.
     """
     from tcil.experiments import settings as module
 
@@ -85,6 +88,11 @@ def run(
             execute(
                 one, out, data=data, device=device, calibrators=names, log=log, full_data=full_data, console=console
             )
+        if len(runs) > 1:
+            console.print(f"{len(runs)} runs; side by side: tcil report {out}", highlight=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; the same command goes on where it was")
+        raise typer.Exit(130) from None
     except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
 
@@ -262,6 +270,19 @@ def list_calibrators() -> None:
     from tcil.experiments.calibration import CALIBRATORS
 
     _list("calibrator", {name: entry.meaning for name, entry in CALIBRATORS.items()})
+
+
+@app.command("settings")
+def list_settings() -> None:
+    """List the settings with their defaults, and the presets."""
+    from tcil.experiments.settings import PRESETS, RunSettings
+
+    table = Table("setting", "default", "meaning", box=None)
+    for name, field in RunSettings.model_fields.items():
+        default = field.default_factory() if field.default_factory else field.default  # type: ignore[call-arg]
+        table.add_row(name, str(default), field.description or "")
+    console.print(table)
+    console.print(f"presets: {', '.join(PRESETS)}; a study file may also list seeds, learners and datasets")
 
 
 @app.command("networks")

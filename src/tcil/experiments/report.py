@@ -96,8 +96,6 @@ def study_section(study: Study) -> Section:
     lines += [f"{', '.join(sizes).capitalize()}."] if sizes else []
     if memory:
         lines.append(f"Accuracy on the exemplars: {100 * min(memory):.1f} to {100 * max(memory):.1f} %.")
-    absent = not_applicable(study)
-    lines += [f"{title} is n/a: {reason}" for title, reason in absent.items()]
     pictures: list[Picture | None] = [
         figures.by_task_curves(study, "ece", "ECE, %", CURVES),
         figures.by_task_curves(study, "temperature", "temperature", TEMPERATURES, scale=1),
@@ -120,17 +118,6 @@ def study_section(study: Study) -> Section:
         {"All figures by task": [by_task(study, key) for key in COLUMNS]},
         facts,
     )
-
-
-def not_applicable(study: Study) -> dict[str, str]:
-    """Ranked calibrators without an answer somewhere, with the reason given first."""
-    reasons: dict[str, str] = {}
-    for run in study.runs:
-        for task in run.tasks:
-            for row in task["calibrators"].values():
-                if "not_applicable" in row and row["block"] == "ranked":
-                    reasons.setdefault(row["title"], f"{row['not_applicable']} (first after task {task['task']})")
-    return reasons
 
 
 def _plain(value: Any) -> str:

@@ -86,7 +86,12 @@ class Run:
         store.write_json("settings.json", own)
         content = self.dataset.fingerprint()
         if store.read_json("data.json") not in (None, content):
-            raise invalid("data", f"other images than those of {store.path}", "the images that the run began with")
+            raise invalid(
+                "data",
+                f"other images than those of {store.path}",
+                "the images that the run began with",
+                "Take another --out, or delete it.",
+            )
         store.write_json("data.json", content)
         with self.threads():
             return self._execute(calibrators, listener)

@@ -166,7 +166,7 @@ def explain(error: ValidationError) -> str:
     for entry in error.errors():
         key = ".".join(map(str, entry["loc"])) or "settings"
         if entry["type"] == "extra_forbidden":
-            advice = nearest(key, RunSettings.model_fields)
+            advice = nearest(key, [*RunSettings.model_fields, "seeds", "learners", "datasets", "preset"])
             lines.append(f"{key}: got {entry['input']!r}; there is no such setting. {advice}".rstrip())
         else:
             lines.append(f"{key}: got {entry['input']!r}; {entry['msg'].removeprefix('Value error, ')}.")
@@ -189,10 +189,10 @@ def expand(values: Mapping[str, Any], wins: Collection[str] = ()) -> list[RunSet
     A single value in `wins`, such as a `learner` that was given as a flag, replaces the list of a study file.
     """
     rest = {key: value for key, value in values.items() if key.removesuffix("s") not in wins or key in wins}
-    grid = {name: rest.pop(f"{name}s") for name in ("dataset", "learner", "seed") if rest.get(f"{name}s")}
+    grid = {name: rest.pop(f"{name}s") for name in ("dataset", "learner", "seed") if f"{name}s" in rest}
     runs: list[dict[str, Any]] = [rest]
     for name, choices in grid.items():
-        if not isinstance(choices, list):
-            raise invalid(f"{name}s", repr(choices), "a list")
+        if not isinstance(choices, list) or not choices:
+            raise invalid(f"{name}s", repr(choices), "a list with at least one entry")
         runs = [{**run, name: choice} for run in runs for choice in choices]
     return [build(run) for run in runs]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tcil.calibration.errors import invalid
+from tcil.calibration.options import Verdict
 from tcil.experiments.collect import StoredRun, Study, place, shown
 from tcil.experiments.grids import Cell, Grid, Row
 from tcil.experiments.statistics import Spread, paired_difference
@@ -63,7 +65,29 @@ def summary(study: Study) -> Grid:
         )
         for name, (title, block) in titles.items()
     ]
-    return Grid(f"{study.title}: mean over {study.n_tasks} tasks, %", ("calibrator", *COLUMNS.values()), tuple(rows))
+    title = f"{study.title}: mean over {study.n_tasks} tasks, %"
+    return Grid(title, ("calibrator", *COLUMNS.values()), tuple(rows), tuple(remarks(study)))
+
+
+def remarks(study: Study) -> list[str]:
+    """What was out of the ordinary in a fit, or why there was none, with how often."""
+    counts: dict[str, int] = {}
+    for run in study.runs:
+        for task in run.tasks:
+            for row in task["calibrators"].values():
+                reasons = [f"n/a: {row['not_applicable']}"] if "not_applicable" in row else _verdicts(row)
+                for reason in reasons if row["block"] == "ranked" else ():
+                    # Figures differ from task to task; the words before them do not.
+                    key = f"{row['title']}: {reason.partition(';')[0]}"
+                    counts[key] = counts.get(key, 0) + 1
+    total = sum(len(run.tasks) for run in study.runs)
+    return [f"{key} ({count} of {total} tasks)." for key, count in counts.items()]
+
+
+def _verdicts(row: Mapping[str, Any]) -> list[str]:
+    result = row.get("result") or {}
+    found = result.get("verdicts") or [result["verdict"]] if "verdict" in result or "verdicts" in result else []
+    return [Verdict(name).meaning for name in found if name != "ok"]
 
 
 def by_task(study: Study, key: str) -> Grid:

@@ -11,6 +11,8 @@ The groups are tcil.datasets, tcil.networks, tcil.learners and tcil.calibrators.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -21,7 +23,7 @@ from tcil.calibration.errors import invalid, unknown_name
 def extension(kind: str, name: str, known: Iterable[str]) -> Any:
     """The object behind `package.module:name`, or behind an entry point; `known` are tcil's own names."""
     if ":" in name:
-        return resolve(name)
+        return resolve(name, kind)
     announced = installed(kind)
     if name not in announced:
         names = [*known, *announced]
@@ -40,10 +42,13 @@ def installed(kind: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=f"tcil.{kind}s")}
 
 
-def resolve(home: str) -> Any:
-    """The object that `package.module:name` names."""
+def resolve(home: str, kind: str) -> Any:
+    """The object that `package.module:name` names; modules in the current folder are found as well."""
     module, _, name = home.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise invalid("factory", f"{home!r} ({error})", "an importable package.module:name") from error
+        advice = "It is looked for among installed packages and in the current folder."
+        raise invalid(kind, f"{home!r} ({error})", "an importable package.module:name", advice) from error

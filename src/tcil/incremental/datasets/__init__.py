@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ class DatasetEntry:
 
     def load(self, folder: Path | None) -> Dataset:
         """Read it; the module is imported only now."""
-        dataset: Dataset = resolve(self.home)(folder)
+        dataset: Dataset = resolve(self.home, "dataset")(folder)
         return dataset
 
 
@@ -55,6 +56,11 @@ def load_dataset(name: str, folder: str | Path | None = None) -> Dataset:
     if entry is not None and entry.needs_folder and root is None:
         raise invalid("data", "no folder", f"the folder that holds {name}", "Say --data DIR.")
     read = extension("dataset", name, DATASETS) if entry is None else entry.load
+    if entry is None:
+        try:
+            inspect.signature(read).bind(root)
+        except (TypeError, ValueError):
+            raise invalid("dataset", repr(name), "a function of the --data folder that returns a Dataset") from None
     try:
         dataset = read(root)
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -71,4 +72,7 @@ def learner_type(name: str) -> type[Learner]:
     kind = extension("learner", name, LEARNERS)
     if not (isinstance(kind, type) and issubclass(kind, Learner)):
         raise invalid("learner", repr(name), "a subclass of tcil's Learner")
+    if inspect.isabstract(kind):
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise invalid("learner", f"{name!r} without {missing}", "a learner that has these methods")
     return kind
