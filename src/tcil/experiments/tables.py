@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -71,17 +72,18 @@ def summary(study: Study) -> Grid:
 
 def remarks(study: Study) -> list[str]:
     """What was out of the ordinary in a fit, or why there was none, with how often."""
-    counts: dict[str, int] = {}
+    found: dict[str, list[str]] = {}
     for run in study.runs:
         for task in run.tasks:
             for row in task["calibrators"].values():
                 reasons = [f"n/a: {row['not_applicable']}"] if "not_applicable" in row else _verdicts(row)
                 for reason in reasons if row["block"] == "ranked" else ():
-                    # Figures differ from task to task; the words before them do not.
-                    key = f"{row['title']}: {reason.partition(';')[0]}"
-                    counts[key] = counts.get(key, 0) + 1
+                    short = re.sub(r"\w+ has no temperature \(n/a\): ", "", reason).partition(";")[0]
+                    said = f"{row['title']}: {short}"
+                    # Numbers differ from task to task: the first stands for all.
+                    found.setdefault(re.sub(r"\d[\d.]*", "", said), []).append(said)
     total = sum(len(run.tasks) for run in study.runs)
-    return [f"{key} ({count} of {total} tasks)." for key, count in counts.items()]
+    return [f"{reasons[0]} ({len(reasons)} of {total} tasks)." for reasons in found.values()]
 
 
 def _verdicts(row: Mapping[str, Any]) -> list[str]:
