@@ -81,13 +81,14 @@ def run(
             console.print(terminal(plan(with_all_data, data, done)))
             return
         from tcil.experiments.calibration import specs_of
-        from tcil.experiments.execute import execute
+        from tcil.experiments.execute import present, train
 
         names = specs_of(calibrators)
         for one in runs:
-            execute(
+            stored = train(
                 one, out, data=data, device=device, calibrators=names, log=log, full_data=full_data, console=console
             )
+            present(stored, console)
         if len(runs) > 1:
             console.print(f"{len(runs)} runs; side by side: tcil report {out}", highlight=False, soft_wrap=True)
     except KeyboardInterrupt:

@@ -26,25 +26,11 @@ from tcil.experiments.tables import by_task, side_by_side, summary
 LOGS: dict[str, Callable[[Path], Listener]] = {"csv": CsvLog, "tensorboard": TensorBoardLog}
 
 
-def execute(
-    settings: RunSettings,
-    out: Path,
-    *,
-    data: Path | None,
-    device: str,
-    calibrators: Sequence[str] | None,
-    log: str | None,
-    full_data: bool,
-    console: Console,
-) -> StoredRun:
-    """Run (or resume, or find finished) one run, and show its tables and report."""
-    stored = train(
-        settings, out, data=data, device=device, calibrators=calibrators, log=log, full_data=full_data, console=console
-    )
-    show_run(stored, console)
-    report = write_report([stored], stored.path / "report.html")
-    console.print(f"run folder {stored.path}\nreport {report}", highlight=False, soft_wrap=True)
-    return stored
+def present(run: StoredRun, console: Console) -> None:
+    """The tables of a finished run, its report, and where they are."""
+    show_run(run, console)
+    report = write_report([run], run.path / "report.html")
+    console.print(f"run folder {run.path}\nreport {report}", highlight=False, soft_wrap=True)
 
 
 def train(
