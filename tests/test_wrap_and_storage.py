@@ -23,6 +23,7 @@ def all_calibrators(task):
     on_test = tcil.predict_logits(task.model, task.test, classes=seen)
     return {
         "TCIL": tcil.TCIL().fit(task.model, task.memory, task.valid, task.new_classes),
+        "PACT": tcil.PACT().fit(task.model, task.memory, task.valid, task.new_classes, imbalance=9.0),
         "TemperatureScaling": tcil.TemperatureScaling(solver="sgd", seed=3).fit(logits, labels),
         "FirstTaskTemperatureScaling": tcil.FirstTaskTemperatureScaling().fit(logits, labels),
         "GroupTemperatureScaling": tcil.GroupTemperatureScaling().fit(*on_test, new_classes=task.new_classes),
@@ -36,6 +37,7 @@ def all_calibrators(task):
 
 NAMES = [
     "TCIL",
+    "PACT",
     "TemperatureScaling",
     "FirstTaskTemperatureScaling",
     "GroupTemperatureScaling",

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tcil import metrics, networks
     from tcil.calibration.calibrators import (
+        PACT,
         TCIL,
         CalibratedModel,
         CalibrationMap,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
         MulticlassIsotonic,
         NoiseLevel,
         NoiseSearch,
+        PACTEvidence,
+        PACTResult,
         PerturbedFit,
         PerturbedTemperatureScaling,
         TCILResult,
@@ -58,6 +61,7 @@ _HOMES = (
 _MODULES = ("metrics", "networks")
 
 __all__ = [
+    "PACT",
     "TCIL",
     "CalibratedModel",
     "CalibrationMap",
@@ -75,6 +79,8 @@ __all__ = [
     "NoiseSearch",
     "NotFittedError",
     "NotReachableError",
+    "PACTEvidence",
+    "PACTResult",
     "PerturbedFit",
     "PerturbedTemperatureScaling",
     "SearchStep",

@@ -41,6 +41,7 @@ class FinishedTask:
     model: nn.Module | None = None
     memory: tuple[Tensor, Tensor] | None = None
     valid: tuple[Tensor, Tensor] | None = None
+    imbalance: float | None = None  # training images of a new class for each one of an old class
     history: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,6 +88,16 @@ def _perturb_ts(task: FinishedTask, **options: Any) -> Calibrator:
 def _t_cil(task: FinishedTask, **options: Any) -> Calibrator:
     model, memory, valid = _needs_images(task)
     return tcil.TCIL(**options).fit(model, memory, valid, task.new_columns, classes=task.seen)
+
+
+def _pact(task: FinishedTask, **options: Any) -> Calibrator:
+    model, memory, valid = _needs_images(task)
+    if task.imbalance is None and task.index > 0:
+        raise NotApplicable("needs the numbers of training images")
+    history = task.history.get("pact")
+    return tcil.PACT(**options).fit(
+        model, memory, valid, task.new_columns, classes=task.seen, imbalance=task.imbalance, history=history
+    )
 
 
 def _first_task(task: FinishedTask, **options: Any) -> Calibrator:
@@ -148,6 +159,12 @@ CALIBRATORS: dict[str, Entry] = {
         "PerturbTS", "temperature scaling under input noise", _perturb_ts, kind=tcil.PerturbedTemperatureScaling
     ),
     "t-cil": Entry("T-CIL", "temperature scaling on adversarially perturbed exemplars", _t_cil, kind=tcil.TCIL),
+    "pact": Entry(
+        "PACT",
+        "T-CIL with confidences that know how unbalanced training was (ours)",
+        _pact,
+        kind=tcil.PACT,
+    ),
     "first-task-ts": Entry(
         "First-task TS",
         "the first task's temperature, kept for ever",

@@ -289,8 +289,21 @@ class Run:
             model=learner.model,
             memory=(self.pixels.plain(self.dataset.train, memory.rows), own[memory.rows]),
             valid=(self.pixels.plain(self.dataset.train, valid), own[valid]) if len(valid) else None,
+            imbalance=self._imbalance(task),
             history=history,
         )
+
+    def _imbalance(self, task: Task) -> float | None:
+        """Training images of a new class for each exemplar of an old one, on average."""
+        old = task.columns.start
+        if old == 0:
+            return None
+        before = [self.stream[i] for i in range(task.index)]
+        kept, _ = share_of(self.settings, old)
+        exemplars = sum(
+            min(kept, len(earlier.train) / len(earlier.columns)) * len(earlier.columns) for earlier in before
+        )
+        return (len(task.train) / len(task.columns)) / (exemplars / old)
 
     def redraw(self, task: Task, generator: torch.Generator) -> Tensor:
         """Another validation set of the same size out of the held-out pool."""

@@ -4,6 +4,7 @@ from tcil.calibration.calibrators.base import CalibratedModel, Calibrator, Singl
 from tcil.calibration.calibrators.ensemble import EnsembleFit, EnsembleTemperatureScaling
 from tcil.calibration.calibrators.isotonic import IsotonicFit, MulticlassIsotonic
 from tcil.calibration.calibrators.maps import CalibrationMap
+from tcil.calibration.calibrators.pact import PACT, PACTEvidence, PACTResult
 from tcil.calibration.calibrators.perturbed import (
     NoiseLevel,
     NoiseSearch,
@@ -19,6 +20,7 @@ from tcil.calibration.calibrators.temperature_scaling import (
 )
 
 __all__ = [
+    "PACT",
     "TCIL",
     "CalibratedModel",
     "CalibrationMap",
@@ -32,6 +34,8 @@ __all__ = [
     "MulticlassIsotonic",
     "NoiseLevel",
     "NoiseSearch",
+    "PACTEvidence",
+    "PACTResult",
     "PerturbedFit",
     "PerturbedTemperatureScaling",
     "SingleTemperature",

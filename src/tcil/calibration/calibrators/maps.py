@@ -97,6 +97,44 @@ class GroupTemperatureMap(CalibrationMap):
         return torch.log_softmax(wide(logits) / self.temperatures[group.long()][:, None], dim=1)
 
 
+class PriorAdjustedMap(CalibrationMap):
+    """q = log softmax(z / T + b [class is old]); where q would move the prediction, the other classes are evened out.
+
+    With `keep`, the most probable class stays that of z, with q as its confidence: where others have more, these are
+    mixed with the uniform distribution until none does. A confidence below 1 / K becomes 1 / K.
+    """
+
+    temperature: Tensor
+    bias: Tensor
+    is_new: Tensor
+    keep: Tensor
+
+    def __init__(self, temperature: Tensor, bias: Tensor, is_new: Tensor, keep: Tensor) -> None:
+        super().__init__()
+        self.set_state(temperature=temperature, bias=bias, is_new=is_new, keep=keep)
+
+    def sound(self) -> bool:
+        """A positive temperature, a finite bias."""
+        scalars = all(value.shape == () for value in (self.temperature, self.bias, self.keep))
+        return super().sound() and scalars and float(self.temperature) > 0
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Calibrated log-probabilities, (N, K)."""
+        z = wide(logits)
+        log_q = torch.log_softmax(z / self.temperature + self.bias * (~self.is_new), dim=1)
+        top, n = z.argmax(dim=1, keepdim=True), z.shape[1]
+        mine = torch.zeros_like(log_q, dtype=torch.bool).scatter(1, top, True)
+        # The smallest step above 1 / K keeps the prediction where all classes are as good as equal.
+        confidence = log_q.gather(1, top).exp().clamp(min=(1 + 1e-6) / n)
+        rest = torch.softmax(log_q.masked_fill(mine, -torch.inf), dim=1)
+        most, uniform = rest.amax(dim=1, keepdim=True), 1 / (n - 1)
+        room = (1 - 1e-9) * confidence / (1 - confidence)
+        mix = ((most - room) / (most - uniform).clamp(min=1e-12)).clamp(0, 1)
+        evened = torch.where(mine, confidence, (1 - confidence) * ((1 - mix) * rest + mix * uniform))
+        overtaken = self.keep & (log_q.argmax(dim=1, keepdim=True) != top)
+        return torch.where(overtaken, evened.log(), log_q)
+
+
 class EnsembleMap(CalibrationMap):
     """log(w0 softmax(z / T) + w1 softmax(z) + w2 / K)."""
 

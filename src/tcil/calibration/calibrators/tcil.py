@@ -60,6 +60,22 @@ class TCILResult:
     n_valid_ignored: int
 
 
+@dataclass(frozen=True, eq=False)
+class TCILEvidence:
+    """What T-CIL learns from: logits over `classes`, and their columns.
+
+    `valid` are the rows of new classes in the validation set; `pushed` all exemplars at the magnitude found, the new
+    ones first (None where the validation set identifies no temperature). `model` is what was noted of the network.
+    """
+
+    result: TCILResult
+    classes: tuple[int, ...]
+    is_new: Tensor
+    valid: tuple[Tensor, Tensor]
+    pushed: tuple[Tensor, Tensor] | None
+    model: dict[str, Any]
+
+
 @dataclass(eq=False, kw_only=True)
 class TCIL(SingleTemperature):
     """T-CIL: calibrate old and new classes alike with validation data of the newest task only.
@@ -133,6 +149,27 @@ class TCIL(SingleTemperature):
         head is cut to its first K columns, or to `columns`: where a fixed head has a column for every label, pass the
         labels seen so far as `columns`. `features` names the head or the feature layer where it cannot be found.
         """
+        evidence = self.evidence(
+            model, memory, valid, new_classes, classes=classes, columns=columns, features=features, unpack=unpack
+        )
+        result = evidence.result
+        self._fitted(self._map(result.temperature), evidence.classes, result, **evidence.model)
+        warn_of(result, "T-CIL")
+        return self
+
+    def evidence(
+        self,
+        model: nn.Module,
+        memory: Examples,
+        valid: Examples | None = None,
+        new_classes: Iterable[Any] | None = None,
+        *,
+        classes: Iterable[Any] | None = None,
+        columns: Iterable[Any] | None = None,
+        features: FeatureSpec | None = None,
+        unpack: Unpack | None = None,
+    ) -> TCILEvidence:
+        """What `fit` learns its temperature from, for methods that build on it; the arguments are those of `fit`."""
         if valid is None:
             raise missing_valid()
         if new_classes is None:
@@ -147,40 +184,25 @@ class TCIL(SingleTemperature):
                 _check_valid(validation.labels, known, new)
         with Classifier(model, features=features, device=self.device) as classifier:
             survey = _survey(classifier, exemplars, names, places, new)
-            target, ignored, missing = self._target(classifier, validation, survey)
-            result = self._search(classifier, exemplars, survey, target, ignored)
+            logits, own, ignored = _valid_logits(classifier, validation, survey)
+            target = self._solve(logits, own)
+            result, pushed = self._search(classifier, exemplars, survey, target, ignored)
+        missing = set(survey.is_new.nonzero().squeeze(1).tolist()) - set(own.tolist())
         noted = [Verdict.OLD_ROWS_IN_VALID] * (ignored > 0)
         noted += [Verdict.CLASSES_NOT_IN_VALID] * bool(missing)
         noted += [Verdict.EXEMPLARS_AT_CHANCE] * survey.at_chance
         noted += [Verdict.HALF_PRECISION_IMAGES] * (exemplars.half_precision or validation.half_precision)
         noted += [Verdict.SINGLE_EXEMPLAR] * bool((survey.counts == 1).any())
-        result = _with_verdicts(result, noted)
-        self._fitted(
-            self._map(result.temperature),
-            survey.classes,
-            result,
-            head_width=classifier.width,
-            columns=places,
-            source=classifier.source.storable(),
-            model_hash=weights_hash(model),
-        )
-        for verdict in result.verdicts:
-            _warn(verdict, result)
-        return self
+        seen = {
+            "head_width": classifier.width,
+            "columns": places,
+            "source": classifier.source.storable(),
+            "model_hash": weights_hash(model),
+        }
+        return TCILEvidence(_with_verdicts(result, noted), survey.classes, survey.is_new, (logits, own), pushed, seen)
 
     def _solve(self, logits: Tensor, columns: Tensor) -> TemperatureFit:
         return solve_temperature(logits, columns, Solver(self.solver), self.seed)
-
-    def _target(
-        self, classifier: Classifier, validation: ExampleStream, survey: _Survey
-    ) -> tuple[TemperatureFit, int, list[int]]:
-        """Line 2: the temperature of the validation set without rows of old classes, how many those were, and which
-        new classes have no row."""
-        logits, labels = stream_logits(classifier, validation)
-        columns = _check_valid(labels, survey.classes, survey.new_labels)
-        rows = survey.is_new[columns]
-        missing = sorted(set(survey.is_new.nonzero().squeeze(1).tolist()) - set(columns[rows].tolist()))
-        return self._solve(survey.pick(logits)[rows], columns[rows]), int((~rows).sum()), missing
 
     def _search(
         self,
@@ -189,15 +211,16 @@ class TCIL(SingleTemperature):
         survey: _Survey,
         target: TemperatureFit,
         ignored: int,
-    ) -> TCILResult:
-        """Lines 5 to 11: the magnitude from the new exemplars, then the temperature of all."""
+    ) -> tuple[TCILResult, tuple[Tensor, Tensor] | None]:
+        """Lines 5 to 11: the magnitude from the new exemplars, then the temperature of all, and their logits."""
         choose = TargetChooser(DirectionPolicy(self.policy), survey.means, survey.is_new, self.seed)
         counts = (survey.n_exemplars, len(survey.new_columns), target.n_samples, ignored)
         if target.verdict is not Verdict.OK:
             end = 1.0 if target.verdict is Verdict.ANTI_INFORMATIVE else 0.0
             trace = (SearchStep(0.0, self._solve(survey.new_logits, survey.new_columns).limit),)
             verdicts = (Verdict.DEGENERATE_VALID,)
-            return TCILResult(1.0, end, target.temperature, False, verdicts, trace, (0.0, 1.0), target, None, *counts)
+            result = TCILResult(1.0, end, target.temperature, False, verdicts, trace, (0.0, 1.0), target, None, *counts)
+            return result, None
 
         def step_of(inputs: Tensor, columns: Tensor) -> Tensor:
             """The unit perturbation: against the gradient of CE toward the target class."""
@@ -236,9 +259,10 @@ class TCIL(SingleTemperature):
                 images = inputs[old.to(inputs.device)]
                 logits.append(pushed_logits(images, step_of(images, own[old]), found.magnitude))
                 columns.append(own[old])
-        fit = self._solve(torch.cat(logits), torch.cat(columns))
+        pushed = torch.cat(logits), torch.cat(columns)
+        fit = self._solve(*pushed)
         degenerate = () if fit.verdict is Verdict.OK else (Verdict.DEGENERATE_MEMORY,)
-        return TCILResult(
+        result = TCILResult(
             fit.temperature,
             found.magnitude,
             target.temperature,
@@ -250,6 +274,7 @@ class TCIL(SingleTemperature):
             fit,
             *counts,
         )
+        return result, pushed
 
 
 @dataclass(frozen=True)
@@ -340,6 +365,14 @@ def _survey(
     )
 
 
+def _valid_logits(classifier: Classifier, validation: ExampleStream, survey: _Survey) -> tuple[Tensor, Tensor, int]:
+    """Line 2: the validation set without rows of old classes, and how many those were."""
+    logits, labels = stream_logits(classifier, validation)
+    columns = _check_valid(labels, survey.classes, survey.new_labels)
+    rows = survey.is_new[columns]
+    return survey.pick(logits)[rows], columns[rows], int((~rows).sum())
+
+
 def _check_coverage(present: Tensor, names: tuple[int, ...] | None, new: tuple[int, ...]) -> tuple[int, ...]:
     """Every class needs an exemplar, else it has no feature mean; returns the label of each column."""
     found = set(present.tolist())
@@ -382,7 +415,8 @@ def _with_verdicts(result: TCILResult, more: list[Verdict]) -> TCILResult:
     return replace(result, verdicts=(*result.verdicts, *more) or (Verdict.OK,))
 
 
-def _warn(verdict: Verdict, result: TCILResult) -> None:
+def warn_of(result: TCILResult, who: str) -> None:
+    """Say whatever was out of the ordinary."""
     details = {
         Verdict.OLD_ROWS_IN_VALID: f"valid: {result.n_valid_ignored} rows",
         Verdict.CLASSES_NOT_IN_VALID: f"valid: {result.n_valid} rows",
@@ -395,5 +429,6 @@ def _warn(verdict: Verdict, result: TCILResult) -> None:
         Verdict.DEGENERATE_MEMORY: f"memory: {result.memory.verdict}" if result.memory else "",
         Verdict.TARGET_JUMPED: f"{result.n_new_exemplars} new exemplars",
     }
-    if verdict in details:
-        warnings.warn(f"T-CIL: {verdict.meaning} ({details[verdict]})", CalibrationWarning, stacklevel=3)
+    for verdict in result.verdicts:
+        if verdict in details:
+            warnings.warn(f"{who}: {verdict.meaning} ({details[verdict]})", CalibrationWarning, stacklevel=3)

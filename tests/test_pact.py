@@ -1,0 +1,282 @@
+"""PACT: its three pieces of evidence on data for which the truth is known, its map, and its memory of earlier tasks."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import nn
+
+import tcil
+from tcil.calibration.calibrators.maps import PriorAdjustedMap
+from tcil.calibration.calibrators.pact import _joint_fit, _label_shift, _State, _within_new
+from tcil.calibration.options import Verdict
+
+K, OLD, DIMENSIONS, OVERCONFIDENCE = 6, 4, 8, 2.5
+NEW = range(OLD, K)
+
+
+class World:
+    """Gaussian classes, and a network that is the exact posterior under unbalanced training, times 2.5."""
+
+    def __init__(self, imbalance: float, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.centres = 0.8 * torch.randn(K, DIMENSIONS, generator=self.generator)
+        prior = torch.zeros(K)
+        prior[OLD:] = math.log(imbalance)
+        self.model = nn.Linear(DIMENSIONS, K)
+        with torch.no_grad():
+            self.model.weight.copy_(OVERCONFIDENCE * self.centres)
+            self.model.bias.copy_(OVERCONFIDENCE * (prior - self.centres.square().sum(dim=1) / 2))
+
+    def draw(self, labels, noise=1.0):
+        return self.centres[labels] + noise * torch.randn(len(labels), DIMENSIONS, generator=self.generator), labels
+
+    def memory(self):
+        """Exemplars lie nearer to their class's centre than unseen images do: the network knows them by heart."""
+        return self.draw(torch.arange(120) % K, noise=0.3)
+
+    def logits(self, labels):
+        with torch.no_grad():
+            x, y = self.draw(labels)
+            return self.model(x), y
+
+
+def new_labels(n):
+    return OLD + torch.arange(n) % (K - OLD)
+
+
+IS_NEW = torch.tensor([column in NEW for column in range(K)])
+
+
+class TestEvidence:
+    @pytest.mark.parametrize("imbalance", [1.0, 5.0, 20.0])
+    def test_label_shift_finds_the_prior(self, imbalance):
+        """At the true temperature, from images of new classes alone."""
+        logits, _ = World(imbalance).logits(new_labels(20000))
+        bias, _, error = _label_shift(logits, IS_NEW, math.log(OVERCONFIDENCE))
+        # The network's logits carry 2.5 log(imbalance), so that after dividing by T the prior itself is left.
+        assert bias == pytest.approx(math.log(imbalance), abs=4 * error)
+        assert error < 0.25
+
+    def test_label_shift_slope_is_the_derivative(self):
+        logits, _ = World(10.0).logits(new_labels(300))
+        step = 1e-5
+        low, high = (_label_shift(logits, IS_NEW, 0.8 + sign * step)[0] for sign in (-1, 1))
+        assert _label_shift(logits, IS_NEW, 0.8)[1] == pytest.approx((high - low) / (2 * step), rel=1e-4)
+
+    def test_within_new_finds_the_temperature_whatever_the_imbalance(self):
+        for imbalance in (1.0, 20.0):
+            logits, labels = World(imbalance).logits(new_labels(20000))
+            found = _within_new(logits[:, OLD:], labels - OLD)
+            assert found is not None
+            assert math.exp(found[0]) == pytest.approx(OVERCONFIDENCE, rel=0.05)
+
+    def test_standard_errors_are_those_of_repetition(self):
+        """Over 300 draws of 200 images, the estimates spread as much as their own standard errors say."""
+        world = World(10.0)
+        sets = [world.logits(new_labels(200)) for _ in range(300)]
+        found = [_within_new(z[:, OLD:], y - OLD) for z, y in sets]
+        estimates = np.array([one for one in found if one is not None])
+        assert len(estimates) == 300
+        assert np.std(estimates[:, 0]) == pytest.approx(np.mean(estimates[:, 1]), rel=0.2)
+
+    def test_within_new_says_when_there_is_nothing(self):
+        assert _within_new(torch.randn(10, 1), torch.zeros(10, dtype=torch.long)) is None
+        assert _within_new(5 * torch.eye(2).repeat(5, 1), torch.arange(10) % 2) is None  # all right
+
+    def test_joint_fit_is_the_minimum(self):
+        world = World(8.0)
+        new, old = world.logits(new_labels(100)), world.logits(torch.arange(120) % OLD)
+        found = _joint_fit(new, old, IS_NEW)
+        assert found is not None
+        z, y = torch.cat([new[0], old[0]]).double(), torch.cat([new[1], old[1]])
+        weight = torch.cat([torch.full((100,), 2 / 100), torch.full((120,), 4 / 120)]).double()
+
+        def loss(point):
+            log_p = torch.log_softmax(z * math.exp(-point[0]) + point[1] * (~IS_NEW).double(), dim=1)
+            return float(-(weight * log_p.gather(1, y[:, None]).squeeze(1)).sum())
+
+        best = minimize(loss, [0.5, 0.5], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12}).x
+        assert found == pytest.approx(tuple(best), abs=1e-5)
+        assert math.exp(found[0]) == pytest.approx(OVERCONFIDENCE, rel=0.35)
+        assert found[1] == pytest.approx(math.log(8.0), abs=0.8)
+
+    def test_joint_fit_without_a_minimum(self):
+        right = 9 * torch.eye(K)
+        assert _joint_fit((right[OLD:], torch.arange(OLD, K)), (right[:OLD], torch.arange(OLD)), IS_NEW) is None
+        wrong = torch.roll(right, 1, dims=1)
+        assert _joint_fit((wrong[OLD:], torch.arange(OLD, K)), (wrong[:OLD], torch.arange(OLD)), IS_NEW) is None
+
+
+class TestFit:
+    def fitted(self, imbalance, world=None, **options):
+        world = world or World(imbalance)
+        memory = world.memory()
+        return world, tcil.PACT(**options).fit(
+            world.model, memory, world.draw(new_labels(500)), NEW, imbalance=imbalance
+        )
+
+    def test_an_unbalanced_network_becomes_honest_in_both_groups(self):
+        world, pact = self.fitted(20.0)
+        logits, labels = world.logits(torch.arange(12000) % K)
+        result = pact.result_
+        assert result.temperature == pytest.approx(OVERCONFIDENCE, rel=0.2)
+        assert result.share > 0.75
+
+        def errors(probs):
+            groups = tcil.metrics.predicted_groups(probs, NEW)
+            score = tcil.metrics.expected_calibration_error(probs, labels, groups=groups)
+            return [float(score), score.by_group["old"], score.by_group["new"]]
+
+        ours = errors(pact.predict_proba(logits))
+        oracle = errors(tcil.TemperatureScaling().fit(logits, labels).predict_proba(logits))
+        assert max(ours) < 0.06
+        assert oracle[2] > 0.06  # what one temperature cannot do, even if it knows the test set
+        assert ours[0] <= oracle[0] + 0.02
+
+    def test_where_the_learner_balances_by_itself_the_share_is_small(self):
+        """The counts say 20, the network's logits hold no prior."""
+        world = World(1.0)
+        memory = world.memory()
+        pact = tcil.PACT().fit(world.model, memory, world.draw(new_labels(500)), NEW, imbalance=20.0)
+        assert pact.result_.share < 0.3
+
+    def test_first_task_is_temperature_scaling(self):
+        world = World(1.0)
+        valid = world.draw(torch.arange(300) % K)
+        pact = tcil.PACT().fit(world.model, world.memory(), valid, range(K))
+        with torch.no_grad():
+            ts = tcil.TemperatureScaling().fit(world.model(valid[0]), valid[1])
+        assert pact.temperature_ == pytest.approx(ts.temperature_, rel=1e-4)
+        assert pact.result_.bias == 0.0
+        assert [piece.source for piece in pact.result_.evidence] == ["new classes"]
+
+    def test_one_new_class(self):
+        """Among one class there is no temperature; the other pieces are left."""
+        world = World(6.0)
+        memory = world.memory()
+        pact = tcil.PACT().fit(world.model, memory, world.draw(torch.full((80,), 5)), [5], imbalance=6.0)
+        assert "new classes" not in [piece.source for piece in pact.result_.evidence]
+        assert math.isfinite(pact.temperature_)
+
+    def test_nothing_identified(self):
+        """A validation set that is all right and memory that is all right: T stays 1, and it says so."""
+        model = nn.Linear(K, K)
+        with torch.no_grad():
+            model.weight.copy_(30 * torch.eye(K))
+            model.bias.zero_()
+        every = torch.eye(K), torch.arange(K)
+        valid = torch.eye(K)[OLD:].repeat(3, 1), torch.arange(OLD, K).repeat(3)
+        with pytest.warns(tcil.CalibrationWarning, match="no temperature"):
+            pact = tcil.PACT().fit(model, every, valid, NEW, imbalance=4.0)
+        assert pact.temperature_ == 1.0
+        assert Verdict.DEGENERATE_VALID in pact.result_.verdicts
+
+    def test_predictions_stay_or_move(self):
+        world, kept = self.fitted(20.0)
+        _, moved = self.fitted(20.0, World(20.0), keep_predictions=False)
+        logits, labels = world.logits(torch.arange(3000) % K)
+        stay, move = kept.predict_proba(logits), moved.predict_proba(logits)
+        assert torch.equal(stay.argmax(dim=1), logits.argmax(dim=1))
+        assert (move.argmax(dim=1) == labels).double().mean() > (stay.argmax(dim=1) == labels).double().mean() + 0.02
+
+
+class TestHistory:
+    def test_the_next_task_goes_on_from_it(self):
+        world = World(20.0)
+        memory, valid = world.memory(), world.draw(new_labels(100))
+        first = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0)
+        history = json.loads(json.dumps(first.history_))
+        alone = tcil.PACT().fit(world.model, memory, world.draw(new_labels(40)), NEW, imbalance=20.0)
+        with_it = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history=history)
+        assert _State.of(with_it.history_).precision[0, 0] > _State.of(alone.history_).precision[0, 0]
+
+    def test_drift_makes_it_less_certain(self):
+        memo = {"calibrator": "PACT", "mean": [0.7, 0.9], "covariance": [[0.01, 0.0], [0.0, 0.02]]}
+        state = _State.of(memo)
+        assert torch.linalg.inv(state.precision).diagonal().tolist() == pytest.approx([0.02, 0.03])
+        assert state.mean == (0.7, 0.9)
+
+    def test_weighing_is_by_precision(self):
+        state = _State((0.0, 0.5), torch.diag(torch.tensor([4.0, 12.0], dtype=torch.float64)))
+        state._see((1.0, 0.0), 1.0, 0.5)  # as precise as what was known
+        assert state.mean == pytest.approx((0.5, 0.5))
+
+    @pytest.mark.parametrize(
+        "history",
+        [
+            {},
+            [1],
+            {"calibrator": "FirstTaskTemperatureScaling", "temperature": 2.0},
+            {"calibrator": "PACT", "mean": [0.0], "covariance": [[1.0]]},
+            {"calibrator": "PACT", "mean": [0.0, float("nan")], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
+            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[-1.0, 0.0], [0.0, 1.0]]},
+        ],
+    )
+    def test_other_things_are_refused(self, history):
+        world = World(1.0)
+        with pytest.raises(ValueError, match=r"history: got .* expected history_ of the PACT"):
+            tcil.PACT().fit(world.model, world.memory(), None, NEW, imbalance=1.0, history=history)
+
+
+class TestMap:
+    @settings(deadline=None, max_examples=200)
+    @given(
+        n=st.integers(2, 12),
+        bias=st.floats(-6, 12),
+        temperature=st.floats(0.05, 50),
+        scale=st.floats(0.0, 100),
+        seed=st.integers(0, 10**6),
+    )
+    def test_the_prediction_stays_and_rows_are_probabilities(self, n, bias, temperature, scale, seed):
+        generator = torch.Generator().manual_seed(seed)
+        logits = scale * torch.randn(40, n, generator=generator)
+        is_new = torch.rand(n, generator=generator) < 0.5
+        t, b = torch.tensor(temperature).double(), torch.tensor(bias).double()
+        out = PriorAdjustedMap(t, b, is_new, torch.tensor(True))(logits)
+        q = torch.softmax(logits.double() / t + b * (~is_new), dim=1)
+        top = logits.argmax(dim=1, keepdim=True)
+        assert torch.allclose(out.exp().sum(dim=1), torch.ones(40).double(), atol=1e-9)
+        chosen = out.gather(1, top)
+        unequal = (out == out.amax(dim=1, keepdim=True)).sum(dim=1) == 1
+        assert bool((chosen == out.amax(dim=1, keepdim=True)).all())
+        assert torch.equal(out.argmax(dim=1)[unequal], top.squeeze(1)[unequal])
+        expected = q.gather(1, top).clamp(min=(1 + 1e-6) / n)
+        moved = q.argmax(dim=1) != top.squeeze(1)
+        assert torch.allclose(chosen.exp()[moved], expected[moved], atol=1e-9)
+        assert torch.allclose(out.exp()[~moved], q[~moved], atol=1e-12)
+        free = PriorAdjustedMap(t, b, is_new, torch.tensor(False))(logits)
+        assert torch.allclose(free.exp(), q, atol=1e-12)
+
+    def test_a_damaged_one_is_not_sound(self):
+        good = [torch.tensor(2.0), torch.tensor(1.0), torch.tensor([True, False]), torch.tensor(True)]
+        assert PriorAdjustedMap(*good).sound()
+        assert not PriorAdjustedMap(torch.tensor(-2.0), *good[1:]).sound()
+        assert not PriorAdjustedMap(good[0], torch.tensor(float("nan")), *good[2:]).sound()
+
+
+class TestBadInput:
+    def test_imbalance(self):
+        world = World(1.0)
+        seen = []
+        world.model.register_forward_hook(lambda *_: seen.append(1))
+        memory, valid = world.memory(), world.draw(new_labels(50))
+        with pytest.raises(ValueError, match="imbalance: got None; expected training images of a new class"):
+            tcil.PACT().fit(world.model, memory, valid, NEW)
+        for wrong in (0, -1.0, math.inf, "3", True):
+            with pytest.raises(ValueError, match=r"imbalance: got .* expected a positive number"):
+                tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=wrong)
+        assert not seen
+
+    def test_options(self):
+        with pytest.raises(ValueError, match="keep_predictions: got 1; expected True or False"):
+            tcil.PACT(keep_predictions=1)
+        with pytest.raises(ValueError, match="tolerance"):
+            tcil.PACT(tolerance=2.0)
