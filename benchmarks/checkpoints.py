@@ -34,17 +34,27 @@ ROOT = Path(__file__).resolve().parent.parent
 SHOWN = 8  # the task of the reliability diagram
 
 
-def calibrated(task: official.OfficialTask, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-    """Name to (probabilities of the test set or None for n/a, temperature or None)."""
+def calibrated(
+    task: official.OfficialTask, logits: torch.Tensor, labels: torch.Tensor, history: dict[str, Any]
+) -> dict[str, Any]:
+    """Name to (probabilities of the test set or None for n/a, temperature or None); `history` is taken and left."""
     classes = range(task.seen)
     valid = tcil.predict_logits(task.model, task.valid, classes=classes)
+    pact = tcil.PACT().fit(
+        task.model, task.memory, task.valid, task.new_classes, imbalance=task.imbalance, history=history.get("pact")
+    )
+    history["pact"] = pact.history_
     fitted: dict[str, tcil.Calibrator] = {
         "TS": tcil.TemperatureScaling().fit(*valid),
         "ETS": tcil.EnsembleTemperatureScaling().fit(*valid),
         "IRM": tcil.MulticlassIsotonic().fit(*valid),
         "PerturbTS": tcil.PerturbedTemperatureScaling().fit(task.model, valid=task.valid, classes=classes),
         "T-CIL": tcil.TCIL().fit(task.model, task.memory, task.valid, task.new_classes),
+        "PACT": pact,
         "Optimal TS (oracle)": tcil.TemperatureScaling().fit(logits, labels),
+        "Optimal group TS (oracle)": tcil.GroupTemperatureScaling().fit(
+            logits, labels, new_classes=task.new_classes, classes=classes
+        ),
     }
     rows: dict[str, Any] = {"Vanilla": (torch.softmax(logits.double(), dim=1), 1.0)}
     for name, calibrator in fitted.items():
@@ -139,15 +149,16 @@ def main() -> None:
         return
     console = Console(width=120)
     results: dict[str, dict[str, Any]] = {}
+    history: dict[str, Any] = {}
     for index in track(official.CHECKPOINTS, description="checkpoints", console=console):
         task = official.load(folder, index)
         logits, labels = tcil.predict_logits(task.model, task.test, classes=range(task.seen))
-        rows = calibrated(task, logits, labels)
+        rows = calibrated(task, logits, labels, history)
         for name, (probs, temperature) in rows.items():
             entry = None if probs is None else {**scores(probs, labels, task.new_classes), "temperature": temperature}
             results.setdefault(name, {})[str(index)] = entry
         if index == SHOWN:
-            panels = {"as trained": "Vanilla", "TS on the new task": "TS", "T-CIL": "T-CIL"}
+            panels = {"as trained": "Vanilla", "TS on the new task": "TS", "T-CIL": "T-CIL", "PACT": "PACT"}
             diagram(
                 {title: (rows[name][0], labels) for title, name in panels.items()}, ROOT / "docs/images/reliability.svg"
             )

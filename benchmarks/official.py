@@ -34,6 +34,11 @@ class OfficialTask:
     new_classes: range
     seen: int
 
+    @property
+    def imbalance(self) -> float | None:
+        """Training images of a new class (500 less 10 for validation) for each exemplar of an old one."""
+        return 490 / (2000 // self.new_classes.start) if self.index else None
+
 
 def data_folder() -> Path | None:
     """The folder that TCIL_DATA names, if it holds what is needed."""

@@ -21,8 +21,9 @@ from tcil.experiments.collect import Study
 
 COLOURS = {
     "vanilla": "#7f7f7f", "vanilla-all-data": "#bdbdbd", "ts": "#1f77b4", "ets": "#17a2b8", "irm": "#2ca02c",
-    "perturb-ts": "#8c564b", "t-cil": "#d62728", "first-task-ts": "#9467bd", "exemplar-ts": "#e0a030",
-    "optimal-ts": "#111111", "optimal-group-ts": "#555555", "reserve-ts": "#006d5b", "reserve-group-ts": "#7fb800",
+    "perturb-ts": "#8c564b", "t-cil": "#d62728", "pact": "#ff7f0e", "first-task-ts": "#9467bd",
+    "exemplar-ts": "#e0a030", "optimal-ts": "#111111", "optimal-group-ts": "#555555", "reserve-ts": "#006d5b",
+    "reserve-group-ts": "#7fb800",
 }  # fmt: skip
 BANDS = ("vanilla", "ts", "t-cil", "optimal-ts")  # more would hide each other
 MARKERS = "osD^vP*Xhd<>p"
@@ -86,7 +87,7 @@ def by_task_curves(study: Study, key: str, label: str, names: Sequence[str], *, 
             oracle = titles[name][1] != "ranked"
             axis.plot(
                 tasks, mean, color=colour(name), label=titles[name][0], linestyle="--" if oracle else "-",
-                marker=MARKERS[index % len(MARKERS)], markersize=4, linewidth=2.4 if name == "t-cil" else 1.4,
+                marker=MARKERS[index % len(MARKERS)], markersize=4, linewidth=2.4 if name in ("t-cil", "pact") else 1.4,
             )  # fmt: skip
             if name in BANDS:
                 low, high = _band(study, name, key, values)

@@ -21,9 +21,9 @@ from tcil.experiments.figures import Picture
 from tcil.experiments.grids import Grid, html
 from tcil.experiments.tables import COLUMNS, by_task, side_by_side, summary
 
-CURVES = ("vanilla", "ts", "ets", "irm", "perturb-ts", "t-cil", "first-task-ts", "reserve-ts", "optimal-ts")
+CURVES = ("vanilla", "ts", "ets", "irm", "perturb-ts", "t-cil", "pact", "first-task-ts", "reserve-ts", "optimal-ts")
 TEMPERATURES = ("ts", "first-task-ts", "t-cil", "optimal-ts")
-BEFORE_AFTER = ("vanilla", "ts", "t-cil", "optimal-ts")
+BEFORE_AFTER = ("vanilla", "ts", "t-cil", "pact", "optimal-ts")
 LEAD = (
     "Figures are percentages, means over tasks unless they stand by task; every calibrator is fitted on the very same"
     " networks. Rows in italics are not ranked: they see data that the others do not, or have other options. ECE old"
@@ -101,7 +101,7 @@ def study_section(study: Study) -> Section:
         figures.by_task_curves(study, "temperature", "temperature", TEMPERATURES, scale=1),
         figures.reliability(study, BEFORE_AFTER),
         figures.predicted_groups(study, (*CURVES, "optimal-group-ts")),
-        figures.per_class(study, ("vanilla", "t-cil")),
+        figures.per_class(study, ("vanilla", "t-cil", "pact")),
         figures.search_trace(study),
     ]
     environments = [run.environment for run in study.runs if run.environment]

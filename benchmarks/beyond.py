@@ -1,0 +1,467 @@
+"""Every variant on the way to PACT, on finished runs with their networks: docs/beyond.md.
+
+    python benchmarks/beyond.py measure RUN... --data DIR      # RUN/: one JSON each under docs/results/beyond/
+    python benchmarks/beyond.py constants                      # PACT's constants, from the development runs' JSON
+    python benchmarks/beyond.py page                           # the tables of docs/beyond.md, from all JSON files
+
+A variant turns what is known after a task into a confidence for each test image; the test labels serve the oracles and
+the scores alone. All scores are ECE in percent (10 bins): pooled, and the mean of those of the samples predicted as old
+and as new classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import track
+from scipy.optimize import minimize
+from torch import Tensor
+
+import tcil
+from tcil.calibration.calibrators import pact
+from tcil.calibration.calibrators.tcil import TCILEvidence
+from tcil.calibration.classifier import Classifier
+from tcil.calibration.perturbation import DirectionPolicy
+from tcil.calibration.storage import replace_file
+from tcil.calibration.temperature import solve_temperature
+from tcil.experiments.analysis import Perturbed
+from tcil.experiments.calibration import FinishedTask
+from tcil.experiments.run import Run
+from tcil.experiments.settings import RunSettings
+from tcil.incremental.images import Pixels
+
+ROOT = Path(__file__).resolve().parent.parent
+STORED = ROOT / "docs/results/beyond"
+
+
+@dataclass(eq=False)
+class Known:
+    """What a variant may use after a task, and the test logits that it gives confidences to."""
+
+    task: FinishedTask
+    evidence: TCILEvidence
+    surrogates: dict[str, tuple[Tensor, Tensor]]  # logits and columns of all exemplars, changed in some way
+    memory: dict[str, Any] = field(default_factory=dict)  # of the variant, from task to task
+
+    @property
+    def old(self) -> int:
+        return self.task.new_columns.start
+
+    @property
+    def log_imbalance(self) -> float:
+        return math.log(self.task.imbalance or 1.0)
+
+    @property
+    def valid(self) -> tuple[Tensor, Tensor]:
+        return self.evidence.valid
+
+    def old_part(self, surrogate: str) -> tuple[Tensor, Tensor]:
+        logits, columns = self.surrogates[surrogate]
+        rows = columns < self.old
+        return logits[rows], columns[rows]
+
+
+Variant = Callable[[Known], Tensor]  # log-probabilities of the test set
+
+
+def scaled(known: Known, temperature: float | Tensor) -> Tensor:
+    return torch.log_softmax(known.task.test_logits.double() / temperature, dim=1)
+
+
+def adjusted(known: Known, log_temperature: float, bias: float) -> Tensor:
+    is_new = known.evidence.is_new
+    t, b = torch.tensor(math.exp(log_temperature)).double(), torch.tensor(bias).double()
+    return pact.PriorAdjustedMap(t, b, is_new, torch.tensor(True))(known.task.test_logits)
+
+
+def fit_on(*parts: tuple[Tensor, Tensor]) -> float:
+    return solve_temperature(torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])).temperature
+
+
+def within(known: Known) -> float:
+    logits, columns = known.valid
+    found = pact._within_new(logits[:, known.old :], columns - known.old)
+    return found[0] if found else math.log(fit_on(known.valid))
+
+
+# the variants -----------------------------------------------------------------------------------------------------
+
+
+def one_temperature(surrogate: str) -> Variant:
+    """The validation set for the new classes and a surrogate for the old ones, under one temperature."""
+
+    def variant(known: Known) -> Tensor:
+        return scaled(known, fit_on(known.valid, known.old_part(surrogate)) if known.old else fit_on(known.valid))
+
+    return variant
+
+
+def mixture(known: Known) -> Tensor:
+    """Old exemplars toward the nearest class with probability 1 - 1/imbalance, else the farthest; new ones reversed."""
+    if not known.old:
+        return scaled(known, known.evidence.result.temperature)
+    share = 1 - math.exp(-known.log_imbalance)
+    near, columns = known.surrogates["near"]
+    far, _ = known.surrogates["far"]
+    draw = torch.rand(len(columns), generator=torch.Generator().manual_seed(0)) < share
+    toward_near = torch.where(columns < known.old, draw, ~draw)
+    return scaled(known, fit_on((torch.where(toward_near[:, None], near, far), columns)))
+
+
+def matched_accuracy(known: Known) -> Tensor:
+    """The magnitude at which new exemplars are right as often as validation images, instead of equally warm."""
+    logits, columns = known.valid
+    wanted = float((logits.argmax(1) == columns).double().mean())
+    magnitudes = sorted(known.memory["paper"])
+    found = magnitudes[-1]
+    for magnitude in magnitudes:
+        pushed, own = known.memory["paper"][magnitude]
+        new = own >= known.old
+        if float((pushed[new].argmax(1) == own[new]).double().mean()) <= wanted:
+            found = magnitude
+            break
+    return scaled(known, fit_on(known.memory["paper"][found]))
+
+
+def remembered(known: Known) -> Tensor:
+    """T-CIL's temperature, averaged with those of earlier tasks (geometric mean, the newest counting half)."""
+    now = math.log(known.evidence.result.temperature)
+    before = known.memory.get("log_t", now)
+    known.memory["log_t"] = 0.5 * now + 0.5 * before
+    return scaled(known, math.exp(known.memory["log_t"]))
+
+
+def group_temperatures(known: Known) -> Tensor:
+    """One temperature per predicted group, on T-CIL's own perturbed exemplars."""
+    pushed = known.evidence.pushed
+    if pushed is None:
+        return scaled(known, 1.0)
+    scaling = tcil.GroupTemperatureScaling().fit(*pushed, new_classes=known.task.new_columns, classes=known.task.seen)
+    result: Tensor = scaling.transform(known.task.test_logits)
+    return result
+
+
+def full_imbalance(known: Known) -> Tensor:
+    """The whole log(imbalance) as bias, the temperature of the new classes among themselves: no perturbation at all."""
+    return adjusted(known, within(known), known.log_imbalance if known.old else 0.0)
+
+
+def label_shift_only(known: Known) -> Tensor:
+    """The bias by the label-shift identity alone, at the temperature of the new classes."""
+    log_t = within(known)
+    bias = pact._label_shift(known.valid[0], known.evidence.is_new, log_t)[0] if known.old else 0.0
+    return adjusted(known, log_t, bias)
+
+
+def surrogate_only(surrogate: str) -> Variant:
+    """Temperature and bias fitted on the validation set and a surrogate of the old classes."""
+
+    def variant(known: Known) -> Tensor:
+        found = pact._joint_fit(known.valid, known.old_part(surrogate), known.evidence.is_new) if known.old else None
+        return adjusted(known, *(found or (within(known), 0.0)))
+
+    return variant
+
+
+def tracked(history: bool = True, without: str = "") -> Variant:
+    """PACT, or PACT without one of its pieces."""
+
+    def variant(known: Known) -> Tensor:
+        state = pact._State.of(known.memory.get("pact") if history else None)
+        pieces = {"new classes": pact._within_new, "surrogate": pact._joint_fit, "label shift": pact._label_shift}
+        if without:
+            nothing = (lambda *_: (0.0, 0.0, 1e3)) if without == "label shift" else (lambda *_: None)
+            setattr(pact, pieces[without].__name__, nothing)
+        try:
+            state.weigh(known.evidence, known.log_imbalance)
+        finally:
+            for function in pieces.values():
+                setattr(pact, function.__name__, function)
+        share = min(max(state.mean[1], 0.0), 1.0)
+        state.mean = (state.mean[0], share)
+        known.memory["pact"] = state.memo()
+        return adjusted(known, state.mean[0], share * known.log_imbalance)
+
+    return variant
+
+
+def oracle(known: Known, *, tau: float | None = None) -> tuple[float, float]:
+    """log T and bias that fit the correctness of the test predictions best."""
+    logits, labels = known.task.test_logits.double(), known.task.test_columns
+    top = logits.argmax(1)
+    right, is_old = (top == labels).double(), (~known.evidence.is_new).double()
+
+    def loss(point: np.ndarray) -> float:
+        bias = point[1] if tau is None else tau * known.log_imbalance
+        p = torch.softmax(logits * math.exp(-point[0]) + bias * is_old, dim=1).gather(1, top[:, None]).squeeze(1)
+        p = p.clamp(1e-6, 1 - 1e-6)
+        return -float((right * p.log() + (1 - right) * (1 - p).log()).mean())
+
+    found = minimize(loss, [0.7, 0.5], method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-6}).x
+    return float(found[0]), float(found[1])
+
+
+def optimal_groups(known: Known) -> Tensor:
+    task = known.task
+    scaling = tcil.GroupTemperatureScaling().fit(task.test_logits, task.test_columns, new_classes=task.new_columns)
+    result: Tensor = scaling.transform(task.test_logits)
+    return result
+
+
+VARIANTS: dict[str, tuple[str, Variant]] = {
+    "Vanilla": ("", lambda known: scaled(known, 1.0)),
+    "TS": ("", lambda known: scaled(known, fit_on(known.valid))),
+    "T-CIL": ("", lambda known: scaled(known, known.evidence.result.temperature)),
+    "Optimal TS": ("oracle", lambda known: scaled(known, fit_on((known.task.test_logits, known.task.test_columns)))),
+    "Optimal group TS": ("oracle", optimal_groups),
+    "Optimal T and bias": ("oracle", lambda known: adjusted(known, *oracle(known))),
+    "direction by imbalance": ("one temperature", mixture),
+    "magnitude by accuracy": ("one temperature", matched_accuracy),
+    "remembered temperature": ("one temperature", remembered),
+    "valid + pushed old": ("one temperature", one_temperature("near")),
+    "valid + augmented old": ("one temperature", one_temperature("augmented")),
+    "valid + mixed old": ("one temperature", one_temperature("mixed")),
+    "valid + feature noise": ("one temperature", one_temperature("feature noise")),
+    "group T on pushed": ("two temperatures", group_temperatures),
+    "whole imbalance": ("temperature and bias", full_imbalance),
+    "label shift": ("temperature and bias", label_shift_only),
+    "pushed to nearest": ("temperature and bias", surrogate_only("near")),
+    "pushed to farthest": ("temperature and bias", surrogate_only("far")),
+    "augmented": ("temperature and bias", surrogate_only("augmented")),
+    "mixed": ("temperature and bias", surrogate_only("mixed")),
+    "feature noise": ("temperature and bias", surrogate_only("feature noise")),
+    "PACT without history": ("PACT", tracked(history=False)),
+    "PACT without new-class T": ("PACT", tracked(without="new classes")),
+    "PACT without surrogate": ("PACT", tracked(without="surrogate")),
+    "PACT without label shift": ("PACT", tracked(without="label shift")),
+    "PACT": ("PACT", tracked()),
+}
+
+
+# measuring --------------------------------------------------------------------------------------------------------
+
+
+def surrogates(run: Run, task: FinishedTask, rows: Tensor, magnitude: float) -> dict[str, tuple[Tensor, Tensor]]:
+    """Exemplars changed in several ways, as stand-ins for unseen images."""
+    assert task.model is not None
+    assert task.memory is not None
+    images, columns = task.memory
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, policy in {"near": DirectionPolicy.CLOSEST, "far": DirectionPolicy.FARTHEST}.items():
+        found[name] = Perturbed(task, policy).logits(magnitude), columns
+    shifted = Pixels(replace(run.dataset, padding=4)).augmented(run.dataset.train, rows, generator)
+    partner = torch.empty_like(columns)
+    for column in columns.unique():
+        own = (columns == column).nonzero().squeeze(1)
+        partner[own] = own[torch.randint(len(own), (len(own),), generator=generator)]
+    mixed = (images + images[partner]) / 2
+    with Classifier(task.model) as classifier, torch.no_grad():
+
+        def through(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            parts = [classifier.logits_and_features(classifier.place(part)) for part in inputs.split(200)]
+            return torch.cat([z for z, _ in parts])[:, : len(task.seen)], torch.cat([f for _, f in parts])
+
+        found["augmented"], found["mixed"] = (through(shifted)[0], columns), (through(mixed)[0], columns)
+        # Residuals of validation images about their class's exemplar mean, carried over to the old classes' means.
+        logits, features = through(images)
+        assert task.valid is not None
+        valid_features = through(task.valid[0])[1]
+        means = torch.stack([features[columns == c].mean(0) for c in task.seen])
+        residuals = valid_features - means[task.valid[1]]
+        drawn = residuals[torch.randint(len(residuals), (len(columns),), generator=generator)]
+        # The head is linear: least squares on all features at hand gives it back, whatever the network calls it.
+        known = torch.cat([features, valid_features]).double()
+        outputs = torch.cat([logits, through(task.valid[0])[0]]).double()
+        design = torch.cat([known, torch.ones(len(known), 1).double()], dim=1)
+        head = torch.linalg.lstsq(design, outputs).solution
+        noisy = torch.cat([(means[columns] + drawn).double(), torch.ones(len(columns), 1).double()], dim=1)
+        found["feature noise"] = (noisy @ head).float(), columns
+    return found
+
+
+def scores(log_probs: Tensor, known: Known) -> dict[str, float | None]:
+    probs, labels = log_probs.exp(), known.task.test_columns
+    groups = tcil.metrics.predicted_groups(probs, known.task.new_columns)
+    ece = tcil.metrics.expected_calibration_error(probs, labels, groups=groups)
+    by_group = [ece.by_group.get(name) for name in ("old", "new")]
+    present = [value for value in by_group if value is not None]
+    return {"pooled": round(100 * float(ece), 4), "group": round(100 * float(np.mean(present)), 4)}
+
+
+def measure(folder: Path, data: Path | None) -> dict[str, Any]:
+    """All variants on all tasks of a finished run."""
+    settings = RunSettings(**json.loads((folder / "settings.json").read_text()))
+    run = Run(settings, folder, data=data)
+    memories: dict[str, dict[str, Any]] = {name: {} for name in VARIANTS}
+    rows: dict[str, list[Any]] = {name: [] for name in VARIANTS}
+    states = []
+    with run.threads():
+        for task, memory, learner in run.walk():
+            finished = run.finished(task, memory, learner, {})
+            assert finished.model is not None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", tcil.CalibrationWarning)
+                evidence = tcil.TCIL().evidence(
+                    finished.model, finished.memory, finished.valid, finished.new_columns, classes=finished.seen
+                )
+            magnitude = evidence.result.magnitude
+            changed = surrogates(run, finished, memory.rows, magnitude)
+            pushed = Perturbed(finished, DirectionPolicy.PAPER)
+            steps = {f * magnitude: (pushed.logits(f * magnitude), pushed.columns) for f in (0.25, 0.5, 0.75, 1.0, 1.5)}
+            for name, (_, variant) in VARIANTS.items():
+                memories[name]["paper"] = steps
+                known = Known(finished, evidence, changed, memories[name])
+                rows[name].append(scores(variant(known), known))
+            if known.old:
+                joint = pact._joint_fit(known.valid, known.old_part("near"), evidence.is_new)
+                states.append({"log_imbalance": known.log_imbalance, "oracle": oracle(known), "surrogate": joint})
+    about = {key: getattr(settings, key) for key in ("dataset", "learner", "seed", "memory", "validation", "reserve")}
+    about |= {"tasks": len(run.stream), "classes": run.n_classes, "run": folder.name}
+    return {"about": about, "scores": rows, "states": states}
+
+
+def constants() -> None:
+    """The rule: root mean square errors of the surrogate, and changes from task to task, on the development runs."""
+    errors, changes = [], []
+    for record in stored():
+        if not is_development(record["about"]):
+            continue
+        before = None
+        for state in record["states"]:
+            truth = np.array(state["oracle"])
+            if state["surrogate"] is not None:
+                errors.append(np.array(state["surrogate"]) - truth)
+            now = np.array([truth[0], truth[1] / state["log_imbalance"]])
+            if before is not None:
+                changes.append(now - before)
+            before = now
+    for name, values in {"SURROGATE_ERROR": errors, "DRIFT": changes}.items():
+        rms = np.sqrt(np.mean(np.square(values), axis=0))
+        print(f"{name} = ({rms[0]:.3f}, {rms[1]:.3f})    from {len(values)} values")
+
+
+def is_development(about: dict[str, Any]) -> bool:
+    """Seed 1 of the four learners on cifar100-mini as it is: all choices were made on these."""
+    plain = about["memory"] == 400 and about["validation"] == 100 and about["tasks"] == 5 and not about["reserve"]
+    return bool(about["dataset"] == "cifar100" and about["classes"] == 20 and about["seed"] == 1 and plain)
+
+
+def stored() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(STORED.glob("*.json"))]
+
+
+# the page ---------------------------------------------------------------------------------------------------------
+
+
+def kind(about: dict[str, Any]) -> str:
+    """The group of runs that a record is reported with."""
+    if is_development(about):
+        return "development (seed 1)"
+    if about["dataset"] != "cifar100" or about["classes"] != 20:
+        return f"{about['dataset']}, {about['classes']} classes, {about['tasks']} tasks"
+    if about["reserve"]:
+        return "cifar100-mini, a quarter of the memory held back"
+    if about["tasks"] != 5:
+        return f"cifar100-mini, {about['tasks']} tasks"
+    if about["memory"] != 400 or about["validation"] != 100:
+        return f"cifar100-mini, memory {about['memory']}, validation {about['validation']}"
+    return "cifar100-mini, seeds 2 and 3"
+
+
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """Bootstrap over runs, 95 %."""
+    generator = np.random.default_rng(0)
+    means = differences[generator.integers(len(differences), size=(10000, len(differences)))].mean(axis=1)
+    return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
+
+
+def mean_of(record: dict[str, Any], name: str, key: str) -> float:
+    return float(np.mean([row[key] for row in record["scores"][name]]))
+
+
+def page() -> None:
+    """Tables by group of runs, the paired differences, and the table of all variants, into docs/beyond.md."""
+    records = stored()
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault(kind(record["about"]), []).append(record)
+    lines = []
+    names = ("Vanilla", "TS", "T-CIL", "PACT", "Optimal TS", "Optimal group TS")
+    for key, title in (("pooled", "Pooled ECE"), ("group", "ECE by predicted group (mean of old and new)")):
+        lines += [f"**{title}, %**, mean over tasks and runs", "", "| runs | learner | n | " + " | ".join(names) + " |"]
+        lines += ["|" + "---|" * (len(names) + 3)]
+        for group, members in groups.items():
+            for learner in sorted({r["about"]["learner"] for r in members}, key=["er", "eeil", "wa", "der"].index):
+                own = [r for r in members if r["about"]["learner"] == learner]
+                cells = [f"{np.mean([mean_of(r, n, key) for r in own]):.2f}" for n in names]
+                lines.append(f"| {group} | {learner.upper()} | {len(own)} | " + " | ".join(cells) + " |")
+        lines.append("")
+    reported = [r for r in records if not is_development(r["about"])]
+    lines += [f"**PACT less the other, paired over {len(reported)} runs that no choice was made on**", ""]
+    lines += ["| against | pooled ECE | 95 % interval | by group | 95 % interval |", "|---|---|---|---|---|"]
+    for name in ("TS", "T-CIL", "Optimal TS", "Optimal group TS"):
+        cells = []
+        for key in ("pooled", "group"):
+            d = np.array([mean_of(r, "PACT", key) - mean_of(r, name, key) for r in reported])
+            low, high = interval(d)
+            cells += [f"{d.mean():+.2f}", f"{low:+.2f} to {high:+.2f}"]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines.append("")
+    development = [r for r in records if is_development(r["about"])]
+    lines += [
+        f"**Every variant**: development runs ({len(development)}), where choices were made, and the others"
+        f" ({len(reported)}); the interval is that of the difference to T-CIL on the others",
+        "",
+        "| family | variant | pooled, dev. | by group, dev. | pooled | less T-CIL | by group | less T-CIL |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, (family, _) in VARIANTS.items():
+        cells = [f"{np.mean([mean_of(r, name, key) for r in development]):.2f}" for key in ("pooled", "group")]
+        for key in ("pooled", "group"):
+            d = np.array([mean_of(r, name, key) - mean_of(r, "T-CIL", key) for r in reported])
+            low, high = interval(d)
+            cells.append(f"{np.mean([mean_of(r, name, key) for r in reported]):.2f}")
+            cells.append("" if name == "T-CIL" else f"{low:+.2f} to {high:+.2f}")
+        lines.append(f"| {family} | {name} | " + " | ".join(cells) + " |")
+    path = ROOT / "docs/beyond.md"
+    text = path.read_text()
+    start, end = "<!-- tables: benchmarks/beyond.py page -->\n", "<!-- end of tables -->"
+    before, rest = text.split(start)
+    after = rest.split(end)[1]
+    replace_file(path, (before + start + "\n" + "\n".join(lines) + "\n\n" + end + after).encode())
+    print("\n".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    to_measure = commands.add_parser("measure")
+    to_measure.add_argument("runs", type=Path, nargs="+")
+    to_measure.add_argument("--data", type=Path)
+    commands.add_parser("constants")
+    commands.add_parser("page")
+    given = parser.parse_args()
+    if given.command == "measure":
+        STORED.mkdir(parents=True, exist_ok=True)
+        for folder in track(given.runs, description="runs"):
+            record = measure(folder, given.data)
+            replace_file(STORED / f"{folder.name}.json", (json.dumps(record, indent=None) + "\n").encode())
+            print(folder.name, {n: round(mean_of(record, n, "pooled"), 2) for n in ("T-CIL", "PACT", "Optimal TS")})
+    elif given.command == "constants":
+        constants()
+    else:
+        page()
+
+
+if __name__ == "__main__":
+    main()
