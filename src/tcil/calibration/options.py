@@ -104,4 +104,5 @@ class Verdict(Option):
         "not_reachable",
         "no noise brings the accuracy down to some level: the method has no answer here (n/a)",
     )
+    REMEMBERED = "remembered", "this task's data identify no temperature; what earlier tasks left is used"
     UNIFORM = "uniform", "the ensemble puts all its weight on the uniform distribution"

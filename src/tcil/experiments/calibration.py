@@ -43,6 +43,7 @@ class FinishedTask:
     valid: tuple[Tensor, Tensor] | None = None
     imbalance: float | None = None  # training images of a new class for each one of an old class
     history: dict[str, Any] = field(default_factory=dict)
+    remembered: dict[str, Any] | None = None  # history of the calibrator that is being fitted
 
     @property
     def seen(self) -> range:
@@ -94,14 +95,13 @@ def _pact(task: FinishedTask, **options: Any) -> Calibrator:
     model, memory, valid = _needs_images(task)
     if task.imbalance is None and task.index > 0:
         raise NotApplicable("needs the numbers of training images")
-    history = task.history.get("pact")
     return tcil.PACT(**options).fit(
-        model, memory, valid, task.new_columns, classes=task.seen, imbalance=task.imbalance, history=history
+        model, memory, valid, task.new_columns, classes=task.seen, imbalance=task.imbalance, history=task.remembered
     )
 
 
 def _first_task(task: FinishedTask, **options: Any) -> Calibrator:
-    history = task.history.get("first-task-ts")
+    history = task.remembered
     if history is None and task.index > 0:
         raise NotApplicable("needs the first task")
     calibrator = tcil.FirstTaskTemperatureScaling(**options)
@@ -266,7 +266,7 @@ def calibrate(task: FinishedTask, names: Sequence[str] | None = None) -> dict[st
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", CalibrationWarning)  # the verdicts are in the row
-                fitted = entry.fit(task)
+                fitted = entry.fit(replace(task, remembered=task.history.get(name)))
             if fitted is not None and not isinstance(fitted, Calibrator):
                 got = f"{name!r}, whose fit returned {type(fitted).__name__}"
                 raise invalid("calibrator", got, "a fitted Calibrator, or None for the network as it is")

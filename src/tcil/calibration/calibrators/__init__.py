@@ -11,7 +11,7 @@ from tcil.calibration.calibrators.perturbed import (
     PerturbedFit,
     PerturbedTemperatureScaling,
 )
-from tcil.calibration.calibrators.tcil import TCIL, TCILResult
+from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult
 from tcil.calibration.calibrators.temperature_scaling import (
     FirstTaskTemperatureScaling,
     GroupTemperatureFit,
@@ -39,6 +39,7 @@ __all__ = [
     "PerturbedFit",
     "PerturbedTemperatureScaling",
     "SingleTemperature",
+    "TCILEvidence",
     "TCILResult",
     "TemperatureScaling",
     "load",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,7 +33,7 @@ BOUNDS = (0.05, 5.0)  # the range of T in the original ETS and PerturbTS
 
 def positive(value: Any, argument: str) -> float:
     """A positive number, as a float."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < float("inf"):
         raise invalid(argument, repr(value), "a positive number")
     return float(value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -116,7 +117,8 @@ class PriorAdjustedMap(CalibrationMap):
     def sound(self) -> bool:
         """A positive temperature, a finite bias."""
         scalars = all(value.shape == () for value in (self.temperature, self.bias, self.keep))
-        return super().sound() and scalars and float(self.temperature) > 0
+        flags = self.keep.dtype == self.is_new.dtype == torch.bool and self.is_new.ndim == 1
+        return super().sound() and scalars and flags and float(self.temperature) > 0
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -124,14 +126,16 @@ class PriorAdjustedMap(CalibrationMap):
         log_q = torch.log_softmax(z / self.temperature + self.bias * (~self.is_new), dim=1)
         top, n = z.argmax(dim=1, keepdim=True), z.shape[1]
         mine = torch.zeros_like(log_q, dtype=torch.bool).scatter(1, top, True)
-        # The smallest step above 1 / K keeps the prediction where all classes are as good as equal.
-        confidence = log_q.gather(1, top).exp().clamp(min=(1 + 1e-6) / n)
-        rest = torch.softmax(log_q.masked_fill(mine, -torch.inf), dim=1)
+        overtaken = self.keep & (log_q.argmax(dim=1, keepdim=True) != top)
+        # Rows that need nothing are put aside: a logarithm of zero there would spoil their gradients.
+        rows = torch.where(overtaken, log_q, torch.full_like(log_q, -math.log(n)))
+        # The margins are such that the prediction also stays when probabilities are rounded to float32.
+        confidence = rows.gather(1, top).exp().clamp(min=(1 + 2e-5) / n)
+        rest = torch.softmax(rows.masked_fill(mine, -torch.inf), dim=1)
         most, uniform = rest.amax(dim=1, keepdim=True), 1 / (n - 1)
-        room = (1 - 1e-9) * confidence / (1 - confidence)
+        room = (1 - 1e-5) * confidence / (1 - confidence)
         mix = ((most - room) / (most - uniform).clamp(min=1e-12)).clamp(0, 1)
         evened = torch.where(mine, confidence, (1 - confidence) * ((1 - mix) * rest + mix * uniform))
-        overtaken = self.keep & (log_q.argmax(dim=1, keepdim=True) != top)
         return torch.where(overtaken, evened.log(), log_q)
 
 

@@ -23,9 +23,11 @@ from tcil.calibration.temperature import solve_temperature
 
 # Standard deviations, measured once on the development runs (docs/beyond.md says which, and how).
 SURROGATE_ERROR = (0.17, 0.61)  # of log T and of the bias, when fitted on perturbed exemplars of old classes
+LABEL_SHIFT_ERROR = 0.30  # of the bias by label shift, beside the sampling error
 DRIFT = (0.10, 0.10)  # of log T and of the share, from one task to the next
-# Before any evidence: nothing is known of log T, and the share is uniform in [0, 1].
+# Before any evidence nothing is known of log T, and the share has the mean and variance of a uniform one in [0, 1].
 _UNKNOWN = ((0.0, 0.5), (1e-6, 12.0))
+_FEWEST = 5.0  # effective validation images below which a mean or an error means nothing
 _OF_THE_SEARCH = frozenset(
     (Verdict.TARGET_ABOVE_RANGE, Verdict.TARGET_BELOW_RANGE, Verdict.TARGET_JUMPED, Verdict.BELOW_TOLERANCE,
      Verdict.BRACKET_WIDENED, Verdict.DEGENERATE_VALID, Verdict.DEGENERATE_MEMORY)
@@ -52,7 +54,8 @@ class PACTEvidence:
 class PACTResult:
     """What PACT found: softmax(z / temperature + bias for old classes) is honest where classes are equally frequent.
 
-    `bias = share * log(imbalance)`. `evidence` lists what it was weighed from, and `t_cil` is the run of T-CIL inside.
+    `bias = share * log(imbalance)`; the errors are standard errors by the filter. `evidence` lists what it was weighed
+    from (nothing: the network is left as it is), and `t_cil` is the run of T-CIL inside.
 
     >>> import tcil
     >>> "share" in tcil.PACTResult.__dataclass_fields__
@@ -60,7 +63,9 @@ class PACTResult:
     """
 
     temperature: float
+    log_temperature_error: float | None
     share: float
+    share_error: float | None
     bias: float
     imbalance: float
     verdicts: tuple[Verdict, ...]
@@ -78,20 +83,24 @@ class PACT(Calibrator):
     log(imbalance), 0 <= share <= 1. Each task gives three pieces of evidence on log T and b, none of which needs data
     of old classes beyond the memory:
 
-    1. The temperature of the validation set among the new classes alone. Their own frequencies are equal, so it needs
-       no b. Its error is the sandwich estimate.
-    2. Label shift: if q is honest, the odds of old against new classes, averaged over images of new classes, equal the
-       ratio of the numbers of classes, K_old / K_new. Given T, that is one equation for b. Its error is that of a mean.
-    3. The surrogate: log T and b that minimise the cross-entropy of q on the validation set (new classes) together with
-       T-CIL's perturbed exemplars of old classes, each class counting equally.
+    1. New classes: log T of the validation set with the logits of the new classes alone. Their own frequencies are
+       equal, so it needs no b. Its error is the sandwich estimate.
+    2. Surrogate: log T and b that minimise the cross-entropy of q on the validation set (new classes) together with
+       T-CIL's perturbed exemplars of old classes, every class counting equally. Its error is a constant, measured.
+    3. Label shift: if q is honest, the odds of old against new classes, averaged over images of new classes (each
+       class counting equally), are the ratio of the numbers of classes: E[q(old) / q(new)] = K_old / K_new. Given T,
+       that is one equation for b, linearised at the T known by then. Its error is that of the mean, and a measured
+       constant.
 
-    They are combined with what earlier tasks left (`history`), each weighed by its precision: a Kalman filter on
-    (log T, share), whose two constants, the error of the surrogate and the drift from task to task, were measured on
-    runs of our own. A piece that its data do not identify is left out.
+    They are combined, in this order, with what earlier tasks left (`history`), each weighed by its precision: a Kalman
+    filter on (log T, share), which drifts from task to task by a measured constant. A share outside [0, 1] is set to
+    the bound, log T to its mean given that; both are remembered with their covariance. A piece that its data do not
+    identify is left out (label shift also where its b is beyond 0 to log(imbalance) by three errors). Pieces share
+    their validation set, which the filter does not know.
 
-    The prediction stays: its confidence is q of the predicted class, and the other classes share the rest as in q, or
-    more evenly where one of them would overtake it. With `keep_predictions=False` q itself is given: predictions may
-    then move to old classes, which usually makes them better.
+    The prediction stays: its confidence is q of the predicted class (or 1 / K if q is below), and the other classes
+    share the rest as in q, or more evenly where one of them would overtake it. With `keep_predictions=False` q itself
+    is given: predictions may then move to old classes.
 
     The other options are those of T-CIL.
 
@@ -140,6 +149,11 @@ class PACT(Calibrator):
         """The fitted temperature, greater than 0."""
         return float(cast(PriorAdjustedMap, self._mapping()).temperature)
 
+    @property
+    def bias_(self) -> float:
+        """What is added to the scaled logits of old classes."""
+        return float(cast(PriorAdjustedMap, self._mapping()).bias)
+
     def fit(
         self,
         model: nn.Module,
@@ -173,22 +187,24 @@ class PACT(Calibrator):
         has_old = not bool(evidence.is_new.all())
         if imbalance is None and has_old:
             raise _no_imbalance()
-        pieces = state.weigh(evidence, math.log(ratio) if has_old else 0.0)
-        share = min(max(state.mean[1], 0.0), 1.0)
-        state.mean = (state.mean[0], share)
-        found = any(piece.log_temperature is not None for piece in pieces) or history is not None
-        temperature, bias = math.exp(state.mean[0]) if found else 1.0, share * math.log(ratio) if has_old else 0.0
+        log_ratio = math.log(ratio) if has_old else 0.0
+        pieces = state.weigh(evidence, log_ratio)
         verdicts = evidence.result.verdicts
-        if found:  # then it does not matter how T-CIL's own search ended
+        if any(piece.log_temperature is not None for piece in pieces):
+            # Then it does not matter how T-CIL's own search ended.
             verdicts = tuple(v for v in verdicts if v not in _OF_THE_SEARCH) or (Verdict.OK,)
-        result = PACTResult(temperature, share, bias, ratio, verdicts, tuple(pieces), evidence.result)
+        elif state.knows_temperature:
+            verdicts = tuple(v for v in verdicts if v not in (*_OF_THE_SEARCH, Verdict.OK))
+            verdicts = (*verdicts, Verdict.REMEMBERED)
+        result = state.result(ratio, log_ratio, verdicts, tuple(pieces), evidence.result)
         mapping = PriorAdjustedMap(
-            torch.tensor(temperature, dtype=torch.float64),
-            torch.tensor(bias, dtype=torch.float64),
+            torch.tensor(result.temperature, dtype=torch.float64),
+            torch.tensor(result.bias, dtype=torch.float64),
             evidence.is_new,
             torch.tensor(self.keep_predictions),
         )
-        self._fitted(mapping, evidence.classes, result, **evidence.model, history=state.memo() if found else history)
+        memo = state.memo() if state.knows_temperature else history
+        self._fitted(mapping, evidence.classes, result, **evidence.model, history=memo)
         warn_of(replace(evidence.result, verdicts=verdicts), "PACT")
         return self
 
@@ -214,44 +230,67 @@ class _State:
         if history is None:
             return cls(_UNKNOWN[0], torch.tensor(_UNKNOWN[1], dtype=torch.float64).diag())
         try:
-            if history["calibrator"] != "PACT":
-                raise ValueError
-            mean = torch.tensor(history["mean"], dtype=torch.float64)
+            log_t, share = (float(value) for value in history["mean"])
             covariance = torch.tensor(history["covariance"], dtype=torch.float64)
-            covariance = covariance + torch.tensor(DRIFT, dtype=torch.float64).square().diag()
-            sound = bool(torch.isfinite(mean).all()) and bool((torch.linalg.eigvalsh(covariance) > 0).all())
-            if mean.shape != (2,) or covariance.shape != (2, 2) or not sound:
-                raise ValueError
+            sound = (
+                history["calibrator"] == "PACT"
+                and abs(log_t) < 20
+                and 0 <= share <= 1
+                and covariance.shape == (2, 2)
+                and bool(torch.isfinite(covariance).all())
+                and torch.allclose(covariance, covariance.T)
+                and bool((torch.linalg.eigvalsh(covariance) > 0).all())
+            )
         except (KeyError, TypeError, ValueError, RuntimeError):
-            raise invalid("history", repr(history)[:80], "history_ of the PACT of the task before") from None
-        return cls((float(mean[0]), float(mean[1])), torch.linalg.inv(covariance))
+            sound = False
+        if not sound:
+            raise invalid("history", repr(history)[:80], "history_ of the PACT of the task before")
+        drift = torch.tensor(DRIFT, dtype=torch.float64).square().diag()
+        return cls((log_t, share), torch.linalg.inv(covariance + drift))
+
+    @property
+    def knows_temperature(self) -> bool:
+        """Whether any evidence has said something of T, on this task or before."""
+        return float(self.precision[0, 0]) > 1e-3
 
     def memo(self) -> dict[str, Any]:
         """What the next task gets as `history`."""
-        covariance = torch.linalg.inv(self.precision).tolist()
-        return {"calibrator": "PACT", "mean": list(self.mean), "covariance": covariance}
+        covariance = torch.linalg.inv(self.precision)
+        return {"calibrator": "PACT", "mean": list(self.mean), "covariance": ((covariance + covariance.T) / 2).tolist()}
 
-    def weigh(self, evidence: TCILEvidence, log_imbalance: float) -> list[PACTEvidence]:
-        """Take in every piece that the data identify, and list them."""
+    def result(self, ratio: float, log_ratio: float, *rest: Any) -> PACTResult:
+        """The answer; without any evidence the network is left as it is."""
+        if not self.knows_temperature:
+            return PACTResult(1.0, None, 0.0, None, 0.0, ratio, *rest)
+        log_t_error, share_error = torch.linalg.inv(self.precision).diagonal().sqrt().tolist()
+        share = self.mean[1]
+        return PACTResult(math.exp(self.mean[0]), log_t_error, share, share_error, share * log_ratio, ratio, *rest)
+
+    def weigh(
+        self, evidence: TCILEvidence, log_imbalance: float, without: frozenset[str] = frozenset()
+    ) -> list[PACTEvidence]:
+        """Take in every piece that the data identify (and that is not `without`), and list them."""
         is_new, (logits, columns) = evidence.is_new, evidence.valid
-        pieces = []
-        if within := _within_new(logits[:, is_new], _renumbered(columns, is_new)):
+        has_old, pieces = not bool(is_new.all()), list[PACTEvidence]()
+        within = _within_new(logits[:, is_new], (is_new.cumsum(0) - 1)[columns])
+        if within and ("new classes" not in without or not has_old):
             pieces.append(PACTEvidence("new classes", *within, None, None))
             self._see((1.0, 0.0), *within)
-        if bool(is_new.all()):
-            return pieces
-        old = None if evidence.pushed is None else ~is_new[evidence.pushed[1]]
-        if evidence.pushed is not None and old is not None and evidence.result.reachable:
-            pushed = evidence.pushed[0][old], evidence.pushed[1][old]
-            if found := _joint_fit(evidence.valid, pushed, is_new):
+        if has_old and evidence.pushed is not None and evidence.result.reachable and "surrogate" not in without:
+            old = ~is_new[evidence.pushed[1]]
+            if found := _joint_fit(evidence.valid, (evidence.pushed[0][old], evidence.pushed[1][old]), is_new):
                 pieces.append(PACTEvidence("surrogate", found[0], SURROGATE_ERROR[0], found[1], SURROGATE_ERROR[1]))
                 self._see((1.0, 0.0), found[0], SURROGATE_ERROR[0])
                 self._see((0.0, log_imbalance), found[1], SURROGATE_ERROR[1])
-        if pieces or float(self.precision[0, 0]) > 1.0:  # it needs some idea of T
-            bias, slope, error = _label_shift(logits, is_new, self.mean[0])
+        shift = None
+        if has_old and self.knows_temperature and "label shift" not in without:
+            shift = _label_shift(logits, columns, is_new, self.mean[0])
+        if shift is not None and _outside(shift[0], log_imbalance) <= 3 * shift[2]:
+            bias, slope, error = shift
             pieces.append(PACTEvidence("label shift", None, None, bias, error))
             # b moves with log T: b = bias + slope (log T - log T now), so this weighs on both.
             self._see((-slope, log_imbalance), bias - slope * self.mean[0], error)
+        self._keep_share_inside()
         return pieces
 
     def _see(self, along: tuple[float, float], value: float, error: float) -> None:
@@ -262,37 +301,63 @@ class _State:
         mean = torch.linalg.solve(precision, self.precision @ mean + direction * value / error**2)
         self.mean, self.precision = (float(mean[0]), float(mean[1])), precision
 
+    def _keep_share_inside(self) -> None:
+        """A share outside [0, 1] is set to the bound, and log T to its mean given that."""
+        log_t, share = self.mean
+        bound = min(max(share, 0.0), 1.0)
+        # Given the share, log T moves by - P_ts / P_tt for each unit of it (P the precision).
+        self.mean = log_t - float(self.precision[0, 1] / self.precision[0, 0]) * (bound - share), bound
 
-def _renumbered(columns: Tensor, keep: Tensor) -> Tensor:
-    """Columns as they are counted when only those in `keep` are left."""
-    return (keep.cumsum(0) - 1)[columns]
+
+def _outside(bias: float, log_imbalance: float) -> float:
+    """How far a bias lies outside of 0 to log(imbalance). Far outside, old and new classes hardly overlap in the images
+    at hand, and their mean odds miss the tail that would matter."""
+    low, high = min(0.0, log_imbalance), max(0.0, log_imbalance)
+    return max(low - bias, bias - high, 0.0)
 
 
 def _within_new(logits: Tensor, columns: Tensor) -> tuple[float, float] | None:
     """log T of the new classes among themselves, and its standard error (sandwich); None where it has none."""
-    if logits.shape[1] < 2 or (fit := solve_temperature(logits, columns)).verdict is not Verdict.OK:
+    n = len(logits)
+    if logits.shape[1] < 2 or n < _FEWEST or (fit := solve_temperature(logits, columns)).verdict is not Verdict.OK:
         return None
     z = logits.double() / fit.temperature
     p = torch.softmax(z, dim=1)
     mean = (p * z).sum(dim=1)
     score = z.gather(1, columns[:, None]).squeeze(1) - mean  # d NLL / d log T, a row each
     curvature = float(((p * z.square()).sum(dim=1) - mean.square() - score).mean())
-    if curvature <= 0:
+    spread = float(score.square().sum() / (n - 1)) ** 0.5
+    if curvature <= 0 or spread <= 1e-6:
         return None
-    return math.log(fit.temperature), float(score.square().mean().sqrt()) / curvature / math.sqrt(len(z))
+    return math.log(fit.temperature), spread / curvature / math.sqrt(n)
 
 
-def _label_shift(logits: Tensor, is_new: Tensor, log_temperature: float) -> tuple[float, float, float]:
-    """The bias at which images of new classes have K_old / K_new odds on average; its slope in log T; its error."""
+def _label_shift(
+    logits: Tensor, columns: Tensor, is_new: Tensor, log_temperature: float
+) -> tuple[float, float, float] | None:
+    """The bias at which images of new classes have odds K_old / K_new on average; its slope in log T; its error.
+
+    None where it rests on too few images: the mean of odds has a heavy tail, and few of them may make up all of it.
+    """
     z = logits.double() / math.exp(log_temperature)
     old, new = z[:, ~is_new], z[:, is_new]
-    odds = torch.logsumexp(old, dim=1) - torch.logsumexp(new, dim=1)
-    mean = torch.logsumexp(odds, dim=0) - math.log(len(odds))
-    weight = torch.exp(odds - mean)  # 1 on average
-    slopes = (torch.softmax(new, dim=1) * new).sum(dim=1) - (torch.softmax(old, dim=1) * old).sum(dim=1)
-    error = float(weight.var().clamp(min=1e-4)) if len(weight) > 1 else 1.0
+    share = _equal_classes(columns)
+    odds = torch.logsumexp(old, dim=1) - torch.logsumexp(new, dim=1) + share.log()
+    mean = torch.logsumexp(odds, dim=0)
+    weight = torch.exp(odds - mean)  # sums to 1
+    if len(columns.unique()) < new.shape[1] or float(1 / weight.square().sum()) < _FEWEST:
+        return None
+    slopes = (torch.softmax(old, dim=1) * old).sum(dim=1) - (torch.softmax(new, dim=1) * new).sum(dim=1)
+    variance = float((weight - share).square().sum())
     bias = math.log(old.shape[1] / new.shape[1]) - float(mean)
-    return bias, -float((weight * slopes).mean()), math.sqrt(error / len(weight))
+    return bias, float((weight * slopes).sum()), math.hypot(LABEL_SHIFT_ERROR, math.sqrt(variance))
+
+
+def _equal_classes(columns: Tensor) -> Tensor:
+    """Weights of rows, summing to 1, by which every class counts equally."""
+    _, place, counts = columns.unique(return_inverse=True, return_counts=True)
+    weights: Tensor = 1.0 / (counts.double()[place] * len(counts))
+    return weights
 
 
 def _joint_fit(new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], is_new: Tensor) -> tuple[float, float] | None:
@@ -301,9 +366,7 @@ def _joint_fit(new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], is_new: T
     Convex in (1 / T, b): Newton's method with halved steps. None where there is no finite minimum.
     """
     z, y = torch.cat([new[0], old[0]]).double(), torch.cat([new[1], old[1]])
-    shares = (~is_new).double().mean(), is_new.double().mean()
-    weight = torch.cat([torch.full((len(new[1]),), float(shares[1]) / len(new[1]), dtype=torch.float64),
-                        torch.full((len(old[1]),), float(shares[0]) / len(old[1]), dtype=torch.float64)])  # fmt: skip
+    weight = _equal_classes(y)
     z = z - z.mean(dim=1, keepdim=True)
     spread = float(z.std()) or 1.0
     z = z / spread

@@ -66,6 +66,10 @@ class TCILEvidence:
 
     `valid` are the rows of new classes in the validation set; `pushed` all exemplars at the magnitude found, the new
     ones first (None where the validation set identifies no temperature). `model` is what was noted of the network.
+
+    >>> import tcil
+    >>> list(tcil.TCILEvidence.__dataclass_fields__)
+    ['result', 'classes', 'is_new', 'valid', 'pushed', 'model']
     """
 
     result: TCILResult
