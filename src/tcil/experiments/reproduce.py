@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from tcil.experiments.execute import train, write_tables
 from tcil.experiments.grids import terminal
 from tcil.experiments.paper import contradictions
 from tcil.experiments.plan import plan
+from tcil.experiments.progress import ProgressDisplay
 from tcil.experiments.report import Section, write_page
 from tcil.experiments.run import Run
 from tcil.experiments.schedules import Edition
@@ -88,7 +90,7 @@ def _fulfil(need: Need, out: Path, data: Path | None, device: str, console: Cons
     names = [*CALIBRATORS, *need.calibrators]
     train(
         need.settings, out, data=data, device=device, calibrators=names, log=None, full_data=need.full_data,
-        console=console,
+        display=partial(ProgressDisplay, console),
     )  # fmt: skip
     if need.analysis:
         analyse(Run(need.settings, out / need.settings.name, data=data, device=device))
