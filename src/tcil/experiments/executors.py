@@ -19,6 +19,8 @@ from tcil.calibration.errors import invalid
 from tcil.calibration.options import Option
 from tcil.experiments.worker import Job, Outcome, answer_unless_cancelled, work
 
+LOOPBACK = "127.0.0.1"
+
 
 class Place(Option):
     """Where runs are done."""
@@ -107,10 +109,12 @@ class Serial:
 class Worker:
     """A process that does one job after another; its environment is set before it imports torch."""
 
+    command = (sys.executable, "-m", "tcil.experiments.worker")
+
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tcil.experiments.worker"],
+            self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -222,7 +226,9 @@ class Ray:
 
     def __init__(self, address: str | None, cpus: float, gpus: float) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        own = address is None
+        if own:
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # without it Ray listens on every address
         try:
             import ray
         except ImportError:
@@ -231,14 +237,17 @@ class Ray:
             ) from None
         self._ray: Any = ray
         self._needs = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if address is None:
-            quiet |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if own:
+            options |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
         try:
-            ray.init(address=address or "local", **quiet)
+            ray.init(address=address or "local", **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise invalid("ray-address", f"{address!r} ({reason})", "auto, or HOST:PORT of a running cluster") from None
+        if own and any(node["NodeManagerAddress"] != LOOPBACK for node in self._ray.nodes()):
+            ray.shutdown()
+            raise RuntimeError(f"Ray did not bind to {LOOPBACK}: start a cluster yourself and name it by --ray-address")
         self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(answer_unless_cancelled)
         self._jobs: dict[Any, Job] = {}
         if not self.slots:
