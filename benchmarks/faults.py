@@ -29,9 +29,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-import tcil.experiments.checksums as checksums
 import tcil.experiments.cli as cli
-import tcil.experiments.run as run_module
 import tcil.experiments.store as store_module
 import tcil.experiments.worker as worker_module
 import tcil.incremental.training as training
@@ -129,13 +127,20 @@ class Lab:
         for name, learner in (("study", "er"), ("faulty", "faulty:Faulty")):
             text = f'{settings}learner = "{learner}"\nseeds = {list(SEEDS)}\n'
             (folder / f"{name}.toml").write_text(text)
-        self.reference = {}
-        for study in ("study", "faulty"):
+        log, out = folder / "steps", self.fresh()
+        code, said = self.start(out, patch=lambda: count_steps(log)).wait()
+        require(code == 0, said)
+        self.steps = log.stat().st_size
+        self._reference = {"study": contents(out)}
+
+    def reference(self, study: str) -> dict[str, bytes]:
+        """What the undisturbed sweep leaves."""
+        if study not in self._reference:
             out = self.fresh()
             code, said = self.start(out, study=study).wait()
             require(code == 0, said)
-            self.reference[study] = contents(out)
-        self.steps = self._steps_of(self.fresh())
+            self._reference[study] = contents(out)
+        return self._reference[study]
 
     def fresh(self) -> Path:
         self._number += 1
@@ -165,7 +170,7 @@ class Lab:
         return said
 
     def compare(self, out: Path, study: str = "study") -> None:
-        found, wanted = contents(out), self.reference[study]
+        found, wanted = contents(out), self.reference(study)
         different = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
         require(not different, f"not as undisturbed: {different}")
         left = [str(path) for path in out.rglob("*.part")]
@@ -173,13 +178,6 @@ class Lab:
 
     def moment(self, longest: float) -> float:
         return self.draw.uniform(0.0, longest)
-
-    def _steps_of(self, out: Path) -> int:
-        """How many steps the undisturbed sweep takes."""
-        log = self.folder / "steps"
-        code, said = self.start(out, patch=lambda: count_steps(log)).wait()
-        require(code == 0, said)
-        return log.stat().st_size
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -261,7 +259,7 @@ def killed_driver(lab: Lab, patch: Patch = nothing) -> int:
     os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait()
     try:
-        until(lambda: not any(map(alive, workers)), "the orphaned workers to end", 20)
+        until(lambda: not any(map(alive, workers)), "the orphaned workers to end", 15)
     except Lost:
         for pid in filter(alive, workers):
             os.kill(pid, signal.SIGKILL)
@@ -403,6 +401,26 @@ def signalled(lab: Lab, number: signal.Signals, patch: Patch = nothing) -> int:
     return count
 
 
+def signalled_sweep(lab: Lab, number: signal.Signals, *where: str, patch: Patch = nothing) -> int:
+    """The same to a sweep whose runs are on other processes: it passes the signal on, and they save and end."""
+    out = lab.fresh()
+    sweep = lab.start(out, *where, patch=patch)
+    until(lambda: at_work(out) or not sweep.running(), "a worker at work")
+    time.sleep(lab.moment(0.5))
+    if not sweep.running():
+        return 0
+    os.kill(sweep.pid, number)
+    code, said = sweep.wait()
+    if code == 0:
+        return 0
+    require(code == 75, f"{number.name} gave the exit code {code}: {said[-800:]}")
+    require(not at_work(out), "a worker goes on")
+    stopped = [json.loads(path.read_text())["state"] for path in out.glob("*/status.json")]
+    require("stopped" in stopped, f"no run was stopped in its step: {stopped}, {said[-800:]}")
+    lab.settle(out)
+    return 1
+
+
 def not_a_number(lab: Lab, patch: Patch = nothing) -> int:
     """A loss of NaN: that run stops with a verdict, the other one goes on; repaired, the same command does the rest."""
     out, poison = lab.fresh(), lab.folder / "poison"
@@ -484,17 +502,6 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def open_without_looking(content: bytes) -> dict:
-    """`open_json` with its protection taken out, for the tests."""
-    record = json.loads(content)
-    record.pop("checksum", None)
-    return record
-
-
-assert checksums.open_json is not open_without_looking  # the protections are in place in this module
-assert run_module.train_stage is training.train_stage
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=50, help="at least so many")
@@ -517,6 +524,9 @@ def main() -> None:
             "two sweeps on one folder": lambda: two_sweeps(lab),
             "SIGTERM": lambda: signalled(lab, signal.SIGTERM),
             "SIGUSR1": lambda: signalled(lab, signal.SIGUSR1),
+            "SIGTERM to a sweep on processes": lambda: signalled_sweep(
+                lab, signal.SIGTERM, "--on", "processes", "--at-once", "2"
+            ),
             "NaN loss": lambda: not_a_number(lab),
         }
         while counts.total() < options.faults or len(counts) < len(kinds):

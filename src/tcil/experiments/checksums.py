@@ -1,8 +1,8 @@
 """Files that tell whether they are whole: each carries a SHA-256 over all its other bytes.
 
 A checksum lies in the file itself, since a file beside it could not be renamed in the same moment. JSON begins with
-`{"checksum": "..."`, safetensors have it in the header; the same content gives the same bytes. Files of run folders
-that were made before there were checksums are told by their form, and read as they are.
+`{"checksum": "sha256:..."`, safetensors have it in the header; the same content gives the same bytes. Files of run
+folders that were made before there were checksums are told by their form, and read as they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 _BLANK = b"0" * 64
-_JSON_START, _JSON_END = b'{"checksum": "', b'"'
+_JSON_START, _JSON_END = b'{"checksum": "sha256:', b'"'
 _HEX = re.compile(rb'[0-9a-f]{64}"')
 _NOTE = b'"note":"sha256='
 _OLD_NOTES = {"stage", "epoch"}
@@ -29,7 +29,7 @@ class Damaged(ValueError):
 def seal_json(record: dict[str, Any]) -> bytes:
     """The record as JSON with its checksum; the same record gives the same bytes.
 
-    >>> seal_json({"b": 1, "a": 2})[78:]
+    >>> seal_json({"b": 1, "a": 2})[85:]
     b'",\\n "a": 2,\\n "b": 1\\n}\\n'
     >>> open_json(seal_json({"b": 1, "a": 2}))
     {'a': 2, 'b': 1}
