@@ -66,7 +66,13 @@ def deaf_workers():
 
 
 def no_rename():
-    store.replace_file = lambda path, content: path.write_bytes(content)
+    def write(path, content):
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+    store.replace_file = write
 
 
 def no_checksums():

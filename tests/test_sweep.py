@@ -313,6 +313,40 @@ class TestCommands:
         assert processes.ended(0.0) == []
         processes.close()
 
+    def test_a_worker_that_dies_idle_is_replaced(self, tmp_path, monkeypatch):
+        answer = (
+            'import sys\nfor _ in sys.stdin: print(\'{"state": "done", "message": "", "remarks": []}\', flush=True)'
+        )
+        monkeypatch.setattr("tcil.experiments.executors.Worker.command", (sys.executable, "-c", answer))
+        processes = Processes(environments(1, 0, 1, 0))
+        (job,) = jobs(tmp_path, 1)
+        pids = set()
+        for _ in range(2):
+            processes.start(job)
+            assert processes.ended(20.0) == [(job, Outcome("done"))]
+            (worker,) = processes._ready
+            pids.add(worker.process.pid)
+            worker.process.kill()
+            assert processes.ended(20.0) == []
+            assert not processes._ready
+        assert len(pids) == 2
+        processes.close()
+
+    def test_the_papers_trainings_go_through_it_too(self, tmp_path, monkeypatch):
+        seen = []
+
+        def run_many(jobs, resources, console):
+            seen.append((jobs, resources))
+            return 75
+
+        monkeypatch.setattr("tcil.experiments.reproduce.run_many", run_many)
+        words = ["--schedule", "mini", "--out", tmp_path, "--report", tmp_path, "--on", "ray", "--ray-address", "auto"]
+        assert "stopped" in command("reproduce", "claims", *words, code=75)
+        ((jobs, resources),) = seen
+        assert resources.ray_address == "auto"
+        assert all(job.analysis and job.full_data for job in jobs)
+        assert len({job.settings.key for job in jobs}) == len(jobs) > 3
+
 
 LISTENING = """
 import sys

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tcil.experiments import stopping
+
 if TYPE_CHECKING:
     from tcil.experiments.settings import RunSettings
     from tcil.experiments.worker import Job
@@ -301,6 +303,11 @@ def reproduce(
     device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only the plan and its cost")] = False,
     render: Annotated[bool, typer.Option("--render", help="train nothing, draw from what is there")] = False,
+    on: On = "serial",
+    ray_address: RayAddress = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = 0.0,
+    at_once: AtOnce = None,
 ) -> None:
     """Run (or resume, or reuse) what a table, figure or claim of the paper needs, and draw it beside the printed."""
     try:
@@ -311,6 +318,7 @@ def reproduce(
                 console.print(f"{artifact.name:18}{artifact.title}", highlight=False)
             return
         from tcil.experiments import schedules
+        from tcil.experiments.executors import Resources
         from tcil.experiments.reproduce import reproduce as run_and_draw
 
         changes: dict[str, Any] = {}
@@ -318,10 +326,14 @@ def reproduce(
             _assign(changes, entry)
         chosen = schedules.editions(schedule, _numbers(seeds) if seeds else None, changes)
         only = "plan" if dry_run else "render" if render else ""
+        resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
         run_and_draw(
             artifacts_named(name), chosen, out, report, data=data, device=device, kept=kept or [], only=only,
-            console=console,
+            console=console, resources=resources,
         )  # fmt: skip
+    except stopping.Stopped as reason:
+        console.print(f"stopped: {reason}", highlight=False, soft_wrap=True)
+        raise typer.Exit(stopping.EXIT_CODE) from None
     except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
 

@@ -62,13 +62,13 @@ def run_many(jobs: Sequence[Job], resources: Resources, console: Console) -> int
         replace(job, out=job.out.resolve(), data=job.data and job.data.resolve(), threads=resources.threads, home=here)
         for job in jobs
     ]
-    with stopping.on_signals(signal.SIGINT):
-        executor = make_executor(resources)
-        try:
-            with Board(jobs, console) as board:
-                lines = sweep(jobs, executor, board, stop=stopping.requested, at_once=resources.at_once)
-        finally:
-            executor.close()
+    executor = make_executor(resources)
+    try:
+        # After the executor was made: Ray sets handlers of its own.
+        with stopping.on_signals(signal.SIGINT), Board(jobs, console) as board:
+            lines = sweep(jobs, executor, board, stop=stopping.requested, at_once=resources.at_once)
+    finally:
+        executor.close()
     return _conclude(lines, console)
 
 

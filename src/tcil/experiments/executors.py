@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -111,7 +110,8 @@ class Worker:
 
     command = (sys.executable, "-m", "tcil.experiments.worker")
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
         self.process = subprocess.Popen(
             self.command,
@@ -166,21 +166,20 @@ class Processes:
     """Local processes, each with its share of threads and, where asked for, of the GPUs."""
 
     def __init__(self, environments: list[dict[str, str]]) -> None:
-        self._idle = environments  # of the workers that could be started
-        self._ready: list[tuple[dict[str, str], Worker]] = []
-        self._busy: dict[Worker, dict[str, str]] = {}
+        self._idle = list(environments)  # of the workers that could be started
+        self._ready: list[Worker] = []
+        self._busy: set[Worker] = set()
         self._outputs = selectors.DefaultSelector()
         self.slots = len(environments)
 
     def start(self, job: Job) -> None:
         """Begin a job, on a worker that is there or on a new one."""
         if self._ready:
-            environment, worker = self._ready.pop()
+            worker = self._ready.pop()
         else:
-            environment = self._idle.pop(0)
-            worker = Worker(environment)
+            worker = Worker(self._idle.pop(0))
             self._outputs.register(worker.output, selectors.EVENT_READ, worker)
-        self._busy[worker] = environment
+        self._busy.add(worker)
         worker.begin(job)
 
     def ended(self, seconds: float) -> list[tuple[Job, Outcome]]:
@@ -189,21 +188,17 @@ class Processes:
         for key, _ in self._outputs.select(seconds):
             worker: Worker = key.data
             outcome = worker.outcome()
-            environment = self._busy.pop(worker)
-            assert worker.job is not None
-            found.append((worker.job, outcome))
+            if worker in self._busy and worker.job is not None:  # else it died while it had nothing to do
+                found.append((worker.job, outcome))
+            self._busy.discard(worker)
             if outcome.state == "died":
                 self._outputs.unregister(worker.output)
+                self._ready = [other for other in self._ready if other is not worker]
+                self._idle.append(worker.environment)
                 worker.close()
-                self._idle.append(environment)
             else:
-                self._ready.append((environment, worker))
+                self._ready.append(worker)
         return found
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes that are at work."""
-        return [worker.process.pid for worker in self._busy]
 
     def stop(self) -> None:
         """Ask the running jobs to finish their step, save and end."""
@@ -212,7 +207,7 @@ class Processes:
 
     def close(self) -> None:
         """Let all workers end."""
-        for worker in [*(worker for _, worker in self._ready), *self._busy]:
+        for worker in (*self._ready, *self._busy):
             worker.close()
         self._outputs.close()
 

@@ -112,10 +112,11 @@ class Run:
         store, results = self.store, list[dict[str, Any]]()
         before = store.read_json("results.json")  # a task's own file may be damaged where this one is whole
         for task, memory, learner in self.walk(listener):
-            stored = store.read_json(f"{_at(task)}/results.json")
-            if stored is None and before is not None:
+            own = f"{_at(task)}/results.json"
+            stored = store.read_json(own)
+            if stored is None and before is not None and (store.path / own).exists():
                 stored = before["tasks"][task.index]
-                store.write_json(f"{_at(task)}/results.json", stored)
+                store.write_json(own, stored)
             known = stored["calibrators"] if stored else {}
             missing = [name for name in calibrators or CALIBRATORS if name not in known]
             if stored is None or not self._evaluated(task):
@@ -127,7 +128,7 @@ class Run:
                 fresh = calibrate(self.finished(task, memory, learner, history), missing, self._check_stop)
                 self._note_seconds(_at(task), "calibration", time.perf_counter() - started)
                 stored = merged(stored, fresh)
-                store.write_json(f"{_at(task)}/results.json", stored)
+                store.write_json(own, stored)
             results.append(stored)
             listener(Progress(task.index, len(self.stream), "done", 1, 1))
         whole = {"settings": self.settings.model_dump(mode="json"), "key": self.settings.key, "tasks": results}

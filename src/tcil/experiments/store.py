@@ -69,7 +69,10 @@ class RunFolder:
 
     def write_json(self, name: str, record: dict[str, Any]) -> None:
         """Store a record; the same record gives the same bytes, and a file that has them stays untouched."""
-        self._write(name, seal_json(record))
+        content = seal_json(record)
+        with ranks.current().first_alone() as first:
+            if first and self._read(name) != content:
+                replace_file(self.path / name, content)
 
     def read_json(self, name: str) -> Any | None:
         """A stored record, or None where there is none, or none that is whole."""
@@ -82,11 +85,10 @@ class RunFolder:
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor], note: dict[str, str] | None = None) -> None:
         """Store named tensors, with a note in the header."""
-        if ranks.current().first:
-            tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-            self._write(name, seal_tensors(tensors, note))
-        else:
-            self._write(name, b"")
+        with ranks.current().first_alone() as first:
+            if first:
+                tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+                replace_file(self.path / name, seal_tensors(tensors, note))
 
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """Stored tensors and their note, or None where there are none, or none that are whole."""
@@ -108,11 +110,6 @@ class RunFolder:
             return (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
-
-    def _write(self, name: str, content: bytes) -> None:
-        with ranks.current().first_alone() as first:
-            if first and self._read(name) != content:
-                replace_file(self.path / name, content)
 
     def _refuse(self, name: str, reason: Damaged) -> None:
         """Say which file is damaged. It stays where it is until what it held has been computed anew."""

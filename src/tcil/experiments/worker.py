@@ -26,9 +26,11 @@ from tcil import __version__
 from tcil.calibration.errors import invalid
 from tcil.calibration.storage import replace_file
 from tcil.experiments import stopping
+from tcil.experiments.analysis import analyse
 from tcil.experiments.execute import train
 from tcil.experiments.locks import FolderInUse
 from tcil.experiments.report import write_report
+from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.status import StatusWriter
 from tcil.experiments.store import DamagedFileWarning, RunFolder
@@ -36,7 +38,11 @@ from tcil.experiments.store import DamagedFileWarning, RunFolder
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run, and all that a process needs to know for it. `threads`: None leaves them as they are."""
+    """One run, and all that a process needs to know for it.
+
+    `threads`: None leaves them as they are. `home` is where the user's own parts are looked for. `analysis`: also what
+    the paper's figures need.
+    """
 
     settings: RunSettings
     out: Path
@@ -47,6 +53,7 @@ class Job:
     full_data: bool = True
     threads: int | None = None
     home: Path = Path()
+    analysis: bool = False
 
     @property
     def folder(self) -> Path:
@@ -118,7 +125,7 @@ def last_line(error: BaseException) -> str:
 
 def _train(job: Job, writer: StatusWriter) -> None:
     if job.home.is_dir():
-        os.chdir(job.home)  # where the user's own parts are looked for
+        os.chdir(job.home)
     stored = train(
         job.settings,
         job.out,
@@ -129,6 +136,8 @@ def _train(job: Job, writer: StatusWriter) -> None:
         full_data=job.full_data,
         display=writer.titled,
     )
+    if job.analysis:
+        analyse(Run(job.settings, job.folder, data=job.data, device=job.device))
     page, results = job.folder / "report.html", job.folder / "results.json"
     if not page.exists() or page.stat().st_mtime < results.stat().st_mtime:
         write_report([stored], page)
