@@ -30,13 +30,16 @@ import torch
 from rich.console import Console
 
 import tcil.experiments.cli as cli
+import tcil.experiments.executors as executors
 import tcil.experiments.store as store_module
 import tcil.experiments.worker as worker_module
 import tcil.incremental.training as training
-from tcil.experiments.status import read_status
+from tcil.experiments.status import Status, read_status
+from tcil.incremental.datasets import load_dataset
 
 SEED = 20261116
 EPOCHS, TASKS, SEEDS, BATCH = 12, 2, (1, 2), 64
+AT_ONCE = 2  # workers of a sweep on processes
 CALIBRATORS = "vanilla,ts,t-cil"
 PATIENCE = 120.0
 # Files that tell of the time, or of who was at work.
@@ -54,6 +57,8 @@ class Faulty(ER):
             object.__setattr__(stage, "loss", lambda x, y: loss(x, y) * float("nan"))
         return stage
 """
+QUICK = ("failed write (file-size limit)", "truncated or bit-flipped file")  # these start no other processes
+PLAIN_WORKER = "import tcil.experiments.worker as w; w._report = lambda run: None; w.main()"
 Patch = Callable[[], None]
 
 
@@ -83,7 +88,8 @@ class Command:
                 os.dup2(file, 1)
                 os.dup2(file, 2)
                 os.chdir(log.parent)
-                worker_module.write_report = lambda *_: None  # pictures cost more than all the rest here
+                worker_module._report = lambda run: None  # pictures cost more than all the rest here
+                executors.Worker.command = (sys.executable, "-c", PLAIN_WORKER)
                 cli.console = Console(width=300, file=os.fdopen(os.dup(1), "w"))
                 patch()
                 cli.app(words)
@@ -117,11 +123,21 @@ class Command:
         return self.code, self._log.read_text()
 
 
+def warm_up() -> None:
+    """What torch imports at the first step of an optimizer, and digits: here once instead of in every fork."""
+    torch.set_num_threads(1)
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.square().backward()
+    torch.optim.SGD([weight], lr=0.1, momentum=0.9).step()
+    load_dataset("digits")
+
+
 class Lab:
     """A study, what it gives undisturbed, and fresh folders to disturb it in."""
 
     def __init__(self, folder: Path, draw: random.Random) -> None:
         self.folder, self.draw, self._number = folder, draw, 0
+        warm_up()
         (folder / "faulty.py").write_text(FAULTY)
         settings = f'dataset = "digits"\nepochs = {EPOCHS}\ntasks = {TASKS}\nmemory = 40\nbatch_size = {BATCH}\n'
         for name, learner in (("study", "er"), ("faulty", "faulty:Faulty")):
@@ -177,7 +193,11 @@ class Lab:
         require(not left, f"left half-written: {left}")
 
     def moment(self, longest: float) -> float:
-        return self.draw.uniform(0.0, longest)
+        return self.draw.uniform(0.0, longest * EPOCHS / 12)  # of a sweep of 12 epochs
+
+
+def processes() -> tuple[str, ...]:
+    return "--on", "processes", "--at-once", str(AT_ONCE)
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -210,6 +230,11 @@ def at_work(out: Path) -> list[int]:
     return sorted({status.pid for status in found if status and status.state == "running" and alive(status.pid)})
 
 
+def is_early(status: Status | None) -> bool:
+    """In the first task: whoever is asked to stop now does so long before the end."""
+    return status is not None and status.state == "running" and status.task == 0
+
+
 def alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -230,7 +255,7 @@ def until(condition: Callable[[], object], what: str, patience: float = PATIENCE
 def killed_worker(lab: Lab, patch: Patch = nothing) -> int:
     """SIGKILL of a worker in the middle of its run, once or twice in a sweep: the sweep itself goes on."""
     out, count, wanted = lab.fresh(), 0, lab.draw.randint(1, 2)
-    sweep = lab.start(out, "--on", "processes", "--at-once", "2", patch=patch)
+    sweep = lab.start(out, *processes(), patch=patch)
     while count < wanted and sweep.running():
         pause = lab.moment(1.0)
         until(lambda: at_work(out) or not sweep.running(), "a worker at work")
@@ -250,21 +275,24 @@ def killed_worker(lab: Lab, patch: Patch = nothing) -> int:
 def killed_driver(lab: Lab, patch: Patch = nothing) -> int:
     """SIGKILL of the sweep's own process: its workers save and end, and the next sweep goes on."""
     out = lab.fresh()
-    sweep = lab.start(out, "--on", "processes", "--at-once", "2", patch=patch)
+    sweep = lab.start(out, *processes(), patch=patch)
     until(lambda: at_work(out) or not sweep.running(), "a worker at work")
-    time.sleep(lab.moment(1.0))
+    time.sleep(lab.moment(0.5))
     workers = at_work(out)
-    if not sweep.running():
+    early = [path.parent for path in out.glob("*/status.json") if is_early(read_status(path.parent))]
+    if not sweep.running() or not early:
+        sweep.wait()
         return 0
     os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait()
     try:
-        until(lambda: not any(map(alive, workers)), "the orphaned workers to end", 15)
+        until(lambda: not any(map(alive, workers)), "the orphaned workers to end", 60)
     except Lost:
-        for pid in filter(alive, workers):
-            os.kill(pid, signal.SIGKILL)
+        kill(list(filter(alive, workers)))
         raise
-    lab.settle(out, "--on", "processes", "--at-once", "2")
+    went_on = [run.name for run in early if read_status(run).state != "stopped"]
+    require(not went_on, f"workers went on though the sweep was dead: {went_on}")
+    lab.settle(out, *processes())
     return 1
 
 
@@ -524,15 +552,14 @@ def main() -> None:
             "two sweeps on one folder": lambda: two_sweeps(lab),
             "SIGTERM": lambda: signalled(lab, signal.SIGTERM),
             "SIGUSR1": lambda: signalled(lab, signal.SIGUSR1),
-            "SIGTERM to a sweep on processes": lambda: signalled_sweep(
-                lab, signal.SIGTERM, "--on", "processes", "--at-once", "2"
-            ),
+            "SIGTERM to a sweep on processes": lambda: signalled_sweep(lab, signal.SIGTERM, *processes()),
             "NaN loss": lambda: not_a_number(lab),
         }
         while counts.total() < options.faults or len(counts) < len(kinds):
             for name, inject in kinds.items():
-                counts[name] += inject()
-                print(f"{time.monotonic() - started:6.0f} s  {counts.total():3d} faults  {name}", flush=True)
+                for _ in range(3 if name in QUICK else 1):
+                    counts[name] += inject()
+                    print(f"{time.monotonic() - started:6.0f} s  {counts.total():3d} faults  {name}", flush=True)
     record = {
         "command": "python " + " ".join(sys.argv),
         "seed": options.seed,

@@ -32,7 +32,7 @@ assert spec.loader is not None
 spec.loader.exec_module(faults)
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("faults")]
-PROCESSES = ("--on", "processes", "--at-once", "2")
+faults.EPOCHS, faults.AT_ONCE = 6, 1  # small: all of it must be quick
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,8 @@ def no_retries():
 
 def deaf_workers():
     """Workers that do not notice that the sweep is gone."""
-    code = "import sys, tcil.experiments.worker as w; w._listen = lambda q: [q.put(x) for x in sys.stdin]; w.main()"
+    code = "import sys, tcil.experiments.worker as w; w._listen = lambda q: [q.put(x) for x in sys.stdin];"
+    code += " w._report = lambda run: None; w.main()"
     executors.Worker.command = (sys.executable, "-c", code)
 
 
@@ -118,8 +119,13 @@ def test_the_driver_is_killed(lab):
 
 
 def test_workers_would_outlive_their_driver(lab):
-    with pytest.raises(faults.Lost, match="the orphaned workers to end"):
+    with pytest.raises(faults.Lost, match="workers went on though the sweep was dead"):
         at_least_one(lambda: faults.killed_driver(lab, deaf_workers))
+
+
+def test_a_sweep_on_ray_is_stopped(lab, cluster):
+    where = ("--on", "ray", "--ray-address", cluster.address)
+    at_least_one(lambda: faults.signalled_sweep(lab, signal.SIGTERM, *where))
 
 
 def test_a_ray_node_is_killed(lab, cluster):
@@ -131,13 +137,8 @@ def test_a_killed_ray_node_is_the_end_without_retries(lab, cluster):
         at_least_one(lambda: faults.killed_node(lab, cluster, no_retries))
 
 
-def test_a_sweep_on_ray_is_stopped(lab, cluster):
-    where = ("--on", "ray", "--ray-address", cluster.address)
-    at_least_one(lambda: faults.signalled_sweep(lab, signal.SIGTERM, *where))
-
-
 def test_a_write_fails(lab):
-    for _ in range(3):
+    for _ in range(2):
         assert faults.failed_write(lab) == 1
 
 
@@ -147,7 +148,7 @@ def test_a_failed_write_destroys_without_the_rename(lab):
 
 
 def test_a_file_is_damaged(lab):
-    for _ in range(4):
+    for _ in range(3):
         assert faults.damaged_file(lab) == 1
 
 
@@ -177,7 +178,7 @@ def test_a_signal_just_kills_without_the_handler(lab, number):
 
 
 def test_a_sweep_passes_signals_on(lab):
-    at_least_one(lambda: faults.signalled_sweep(lab, signal.SIGTERM, *PROCESSES))
+    at_least_one(lambda: faults.signalled_sweep(lab, signal.SIGTERM, *faults.processes()))
 
 
 def test_a_loss_of_nan_stops_that_run_only(lab):

@@ -20,8 +20,9 @@ from tcil.calibration import ranks
 from tcil.calibration.errors import invalid
 from tcil.experiments import stopping
 from tcil.experiments.collect import read_runs
-from tcil.experiments.execute import check_options, present, show_summary, train
+from tcil.experiments.execute import present, show_summary
 from tcil.experiments.executors import Resources, make_executor
+from tcil.experiments.perform import check_options, train
 from tcil.experiments.progress import ProgressDisplay
 from tcil.experiments.sweep import Board, Line, sweep
 from tcil.experiments.worker import Job

@@ -1,33 +1,25 @@
-"""What the commands do with a run: execute it with a display, or calibrate it anew."""
+"""What the commands do with finished runs: show them, or calibrate them anew."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from tcil.calibration import ranks
-from tcil.calibration.errors import invalid, unknown_name
+from tcil.calibration.errors import invalid
 from tcil.calibration.storage import replace_file
-from tcil.experiments import stopping
 from tcil.experiments.calibration import calibrate, entry_of, merged
 from tcil.experiments.collect import StoredRun, Study, read_runs, shown, studies
 from tcil.experiments.grids import Cell, Grid, Row, comma_separated, latex, markdown, terminal
-from tcil.experiments.progress import CsvLog, TensorBoardLog
 from tcil.experiments.report import write_report
-from tcil.experiments.run import Listener, Progress, Run
+from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.statistics import Spread
 from tcil.experiments.store import RunFolder
 from tcil.experiments.tables import by_task, side_by_side, summary
-
-Display = Callable[[str], AbstractContextManager[Listener]]  # of a title; shows where a run stands
-LOGS: dict[str, Callable[[Path], Listener]] = {"csv": CsvLog, "tensorboard": TensorBoardLog}
 
 
 def present(run: StoredRun, console: Console) -> None:
@@ -35,46 +27,6 @@ def present(run: StoredRun, console: Console) -> None:
     show_run(run, console)
     report = write_report([run], run.path / "report.html")
     console.print(f"run folder {run.path}\nreport {report}", highlight=False, soft_wrap=True)
-
-
-def train(
-    settings: RunSettings,
-    out: Path,
-    *,
-    data: Path | None,
-    device: str,
-    calibrators: Sequence[str] | None,
-    log: str | None,
-    full_data: bool,
-    display: Display,
-) -> StoredRun:
-    """Run (or resume, or find finished) one run; with `full_data`, once more without a validation set, for Vanilla."""
-    check_options(calibrators, log)
-    folder = out / settings.name
-    run = Run(settings, folder, data=data, device=device, stop=stopping.requested)
-    with run.store.held():
-        results = _shown(run, calibrators, log, display, "")
-        if full_data and settings.validation:
-            everything = settings.on_all_data()
-            other = Run(everything, out / everything.name, dataset=run.dataset, device=device, stop=stopping.requested)
-            with other.store.held(stopping.check):  # whoever works on it does what is needed here
-                beside = _shown(other, ["vanilla"], log, display, " all data")
-            for task, full in zip(results["tasks"], beside["tasks"], strict=True):
-                row = {**full["calibrators"]["vanilla"], "title": "Vanilla, all data"}
-                task["calibrators"] = {"vanilla-all-data": row, **task["calibrators"]}
-                run.store.write_json(f"{run.store.task(task['task']).name}/results.json", task)
-            run.store.write_json("results.json", results)
-    return read_runs([folder])[0]
-
-
-def check_options(calibrators: Sequence[str] | None, log: str | None) -> None:
-    """What is wrong with these is told before any work."""
-    for name in calibrators or ():
-        entry_of(name)
-    if log is not None and log not in LOGS:
-        raise unknown_name("log", log, LOGS)
-    if log == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        raise invalid("log", "tensorboard", "the package tensorboard to be installed", "pip install tensorboard")
 
 
 def show_run(run: StoredRun, console: Console) -> None:
@@ -111,19 +63,6 @@ def write_tables(grids: Sequence[Grid], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for suffix, form in {"md": markdown, "tex": latex, "csv": comma_separated}.items():
         replace_file(out / f"tables.{suffix}", "\n".join(form(grid) for grid in grids).encode())
-
-
-def _shown(run: Run, calibrators: Sequence[str] | None, log: str | None, display: Display, what: str) -> dict[str, Any]:
-    """Execute a run with its progress on display and in the log."""
-    listeners: list[Listener] = [LOGS[log](run.store.path)] if log and ranks.current().first else []
-    with display(f"{run.settings.learner} seed {run.settings.seed}{what}") as shown:
-        listeners.append(shown)
-
-        def listener(progress: Progress) -> None:
-            for one in listeners:
-                one(progress)
-
-        return run.execute(calibrators, listener)
 
 
 def recalibrate(

@@ -15,10 +15,11 @@ from tcil.experiments.calibration import CALIBRATORS
 from tcil.experiments.collect import StoredRun, any_runs, read_runs
 from tcil.experiments.commands import run_many
 from tcil.experiments.evidence import Evidence
-from tcil.experiments.execute import train, write_tables
+from tcil.experiments.execute import write_tables
 from tcil.experiments.executors import Place, Resources
 from tcil.experiments.grids import terminal
 from tcil.experiments.paper import contradictions
+from tcil.experiments.perform import train
 from tcil.experiments.plan import plan
 from tcil.experiments.progress import ProgressDisplay
 from tcil.experiments.report import Section, write_page

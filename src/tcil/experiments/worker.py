@@ -26,10 +26,9 @@ from tcil import __version__
 from tcil.calibration.errors import invalid
 from tcil.calibration.storage import replace_file
 from tcil.experiments import stopping
-from tcil.experiments.analysis import analyse
-from tcil.experiments.execute import train
+from tcil.experiments.collect import StoredRun
 from tcil.experiments.locks import FolderInUse
-from tcil.experiments.report import write_report
+from tcil.experiments.perform import train
 from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.status import StatusWriter
@@ -137,11 +136,20 @@ def _train(job: Job, writer: StatusWriter) -> None:
         display=writer.titled,
     )
     if job.analysis:
+        from tcil.experiments.analysis import analyse
+
         analyse(Run(job.settings, job.folder, data=job.data, device=job.device))
-    page, results = job.folder / "report.html", job.folder / "results.json"
-    if not page.exists() or page.stat().st_mtime < results.stat().st_mtime:
-        write_report([stored], page)
+    _report(stored)
     (job.folder / "error.txt").unlink(missing_ok=True)
+
+
+def _report(run: StoredRun) -> None:
+    """The run's page, unless there is one of these results."""
+    page, results = run.path / "report.html", run.path / "results.json"
+    if not page.exists() or page.stat().st_mtime < results.stat().st_mtime:
+        from tcil.experiments.report import write_report  # with all that draws; a worker starts without it
+
+        write_report([run], page)
 
 
 @contextlib.contextmanager
