@@ -154,6 +154,22 @@ def test_a_damaged_network_is_trained_anew_from_the_one_before(digits, tmp_path)
     assert [progress.task for progress in heard if progress.phase == "train"] == [1]
 
 
+def test_what_stands_beside_the_results_may_be_damaged(digits, tmp_path):
+    Run(short(), tmp_path, dataset=digits).execute(["vanilla"])
+    (tmp_path / "analysis.json").write_bytes(b"{")
+    content = (tmp_path / "environment.json").read_bytes()
+    (tmp_path / "environment.json").write_bytes(content.replace(b'"threads": 1', b'"threads": 7'))
+    with pytest.warns(DamagedFileWarning) as said:
+        (run,) = read_runs([tmp_path])
+    assert (run.environment, run.analysis) == ({}, None)
+    assert {str(warning.message).partition(" is damaged")[0] for warning in said} == {
+        str(tmp_path / "analysis.json"), str(tmp_path / "environment.json"),
+    }  # fmt: skip
+    with pytest.warns(DamagedFileWarning):
+        Run(short(), tmp_path, dataset=digits).execute(["vanilla"])
+    assert open_json((tmp_path / "environment.json").read_bytes())["threads"] == torch.get_num_threads()
+
+
 def test_tables_are_not_drawn_from_damaged_results(digits, tmp_path):
     Run(short(), tmp_path, dataset=digits).execute(["vanilla"])
     content = bytearray((tmp_path / "results.json").read_bytes())

@@ -251,8 +251,3 @@ def test_torchrun(tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     assert json.loads((folder / "environment.json").read_text())["ranks"] == 2
     assert done.stdout.count("run folder") == 1
-    refused = subprocess.run(
-        [*torchrun, "--seeds", "1,2", "--out", str(tmp_path / "more")], capture_output=True, text=True, check=False
-    )
-    assert refused.returncode != 0
-    assert "2 under torchrun; expected one run" in refused.stderr

@@ -290,15 +290,6 @@ class TestCommands:
         assert "TrainingDiverged" in (folder / "error.txt").read_text()
         assert json.loads((folder / "status.json").read_text())["state"] == "failed"
 
-    def test_processes_and_this_process_give_the_same(self, tmp_path):
-        from tcil.experiments.checksums import open_json
-
-        for place in ("serial", "processes"):
-            command("sweep", *WORDS, "--seeds", "3", "--out", tmp_path / place, "--on", place, "--cpus-per-run", 1)
-        one, other = (next((tmp_path / place).glob("*/results.json")) for place in ("serial", "processes"))
-        assert one.read_bytes() == other.read_bytes()
-        assert open_json((other.parent / "environment.json").read_bytes())["threads"] == 1
-
     def test_a_worker_that_cannot_start_is_told(self, tmp_path, monkeypatch):
         monkeypatch.setattr(sweep_module, "PAUSE", 0.0)
         monkeypatch.setattr(
@@ -306,6 +297,12 @@ class TestCommands:
         )
         said = command("sweep", *WORDS, "--out", tmp_path, code=1)
         assert "the worker ended by exit code 1: no torch here (3 times)" in said
+
+    def test_not_under_torchrun(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+        said = command("run", *WORDS, "--seeds", "1,2", "--out", tmp_path / "out", code=2)
+        assert "runs: got 2 under torchrun; expected one run" in said
+        assert not (tmp_path / "out").exists()
 
     def test_executors_start_empty(self):
         assert Serial().ended(0.0) == []

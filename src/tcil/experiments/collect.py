@@ -16,6 +16,7 @@ from tcil.calibration.storage import replace_file
 from tcil.experiments.calibration import CALIBRATORS
 from tcil.experiments.checksums import is_sealed_json, open_json
 from tcil.experiments.settings import RunSettings
+from tcil.experiments.store import RunFolder
 
 _SEEDS = ("seed", "validation_seed", "class_order_seed")
 
@@ -221,10 +222,7 @@ def _results_under(path: Path) -> list[Path]:
 def _record(file: Path) -> dict[str, Any]:
     """What a file holds; with a checksum, only if it is whole."""
     content = file.read_bytes()
-    try:
-        record: dict[str, Any] = open_json(content) if is_sealed_json(content) else json.loads(content)
-    except ValueError as error:
-        raise ValueError(f"{file.name}: {error}") from None
+    record: dict[str, Any] = open_json(content) if is_sealed_json(content) else json.loads(content)
     return record
 
 
@@ -236,9 +234,8 @@ def _read(file: Path) -> StoredRun:
             raise KeyError("tasks with calibrators, a dataset and a learner")
         in_folder = file.name == "results.json"
         for name in ("environment", "analysis"):
-            beside = file.with_name(f"{name}.json")
-            if in_folder and name not in record and beside.is_file():
-                record[name] = _record(beside)
+            if in_folder and name not in record:  # a damaged one is named, and counts as missing
+                record[name] = RunFolder(file.parent).read_json(f"{name}.json")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         advice = "'tcil run' with the same settings computes it anew."
         raise invalid("runs", f"{file}, which cannot be read ({error!r})", "the results of a run", advice) from None

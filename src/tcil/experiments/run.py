@@ -133,6 +133,8 @@ class Run:
             listener(Progress(task.index, len(self.stream), "done", 1, 1))
         whole = {"settings": self.settings.model_dump(mode="json"), "key": self.settings.key, "tasks": results}
         store.write_json("results.json", whole)
+        if store.read_json("environment.json") is None:  # damaged, and nothing was computed that would have noted it
+            store.write_json("environment.json", environment(self.device))
         return whole
 
     @contextmanager
