@@ -47,7 +47,7 @@ def test_calibration_needs_torch_numpy_scipy_only():
 
 def test_every_module_is_in_a_layer():
     loose = {path.name for path in SOURCE.glob("*.py")}
-    assert loose == {"__init__.py", "metrics.py", "networks.py"}
+    assert loose == {"__init__.py", "__main__.py", "metrics.py", "networks.py"}
     assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} <= set(LAYERS)
     assert not list(SOURCE.rglob("util*"))
 

@@ -239,6 +239,16 @@ class TestSweep:
         assert executor.stopped
         assert [line.state for line in lines] == ["done", "stopped", "stopped"]
 
+    def test_a_run_in_use_elsewhere_is_told_once_and_tried_again(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sweep_module, "PAUSE", 0.01)
+        (job,), console = jobs(tmp_path, 1), quiet()
+        busy = Outcome("in use", "by process 7")
+        with Board([job], console) as board:
+            (line,) = sweep([job], Scripted(busy, busy, busy, Outcome("done")), board, stop=lambda: False)
+        said = console.file.getvalue().splitlines()
+        assert [text.partition(": ")[2] for text in said] == ["running", "in use: by process 7", "done"]
+        assert line.state == "done"
+
     def test_a_damaged_file_is_told(self, tmp_path):
         (job,), console = jobs(tmp_path, 1), quiet()
         with Board([job], console) as board:

@@ -20,7 +20,7 @@ from tcil.experiments.status import Status, read_status
 from tcil.experiments.worker import Job, Outcome
 
 RETRIES = 2  # how often a run is tried again whose worker died
-PAUSE = 1.0  # seconds before a run is tried again that another process has
+PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a run is tried again; twice as long each time
 COLOURS = {"done": "green", "failed": "red", "running": "cyan", "stopped": "yellow", "in use": "yellow"}
 
 
@@ -116,8 +116,9 @@ class Board:
                 return
             for number, line in enumerate(self.lines, start=1):
                 task, epoch, left = line.place
-                news = (line.state, line.message, task)
-                if self._told.get(line.job, ("queued", "", "")) != news:
+                news, told = (line.state, line.message, task), self._told.get(line.job, ("queued", "", ""))
+                only_tried = told[0] == "in use" and line.state == "running" and not task
+                if news != told and not only_tried:
                     self._told[line.job] = news
                     where = f", task {task} {epoch}{left and ', left ' + left}" if task else ""
                     more = f": {line.message}" if line.message else ""
@@ -137,7 +138,7 @@ def sweep(
     """Do all runs; those that another process works on are tried again until it ends. Returns how each ended."""
     queue, deaths, asked = list(jobs), dict.fromkeys(jobs, 0), False
     running: set[Job] = set()
-    not_before = dict.fromkeys(jobs, 0.0)
+    not_before, pauses = dict.fromkeys(jobs, 0.0), dict.fromkeys(jobs, PAUSE)
     while running or (queue and not asked):
         if stop() and not asked:
             asked = True
@@ -159,7 +160,8 @@ def sweep(
                 outcome = Outcome("queued" if again else "failed", _died(outcome.message, deaths[job]))
             board.set(job, outcome.state, outcome.message)
             if again:
-                not_before[job] = time.monotonic() + PAUSE
+                not_before[job] = time.monotonic() + pauses[job]
+                pauses[job] = min(2 * pauses[job], LONGEST_PAUSE)
                 queue.append(job)
         if not running:
             time.sleep(0.05)
