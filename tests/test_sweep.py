@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from tcil.experiments import sweep as sweep_module
 from tcil.experiments.cli import app
-from tcil.experiments.executors import Processes, Resources, Serial, environments
+from tcil.experiments.executors import Processes, Resources, Serial, environments, visible_gpus
 from tcil.experiments.locks import FolderInUse, FolderLock
 from tcil.experiments.run import Progress
 from tcil.experiments.settings import build
@@ -72,12 +72,22 @@ class TestNumbers:
 
 class TestResources:
     def test_every_worker_has_its_share(self):
-        assert [e["CUDA_VISIBLE_DEVICES"] for e in environments(1, 0.3, 9, n_gpus=2)] == ["0", "0", "0", "1", "1", "1"]
-        assert [e["CUDA_VISIBLE_DEVICES"] for e in environments(1, 2, 9, n_gpus=5)] == ["0,1", "2,3"]
-        assert environments(2, 0, 3, n_gpus=0) == [{"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}] * 3
-        assert environments(0.5, 0, 1, n_gpus=0)[0]["OMP_NUM_THREADS"] == "1"
+        def gpus(*arguments):
+            return [each["CUDA_VISIBLE_DEVICES"] for each in environments(*arguments)]
+
+        assert gpus(1, 0.3, 9, ["0", "1"]) == ["0", "0", "0", "1", "1", "1"]
+        assert gpus(1, 2, 9, ["4", "5", "6", "7", "8"]) == ["4,5", "6,7"]
+        assert gpus(1, 1, 1, ["4", "5"]) == ["4"]
+        assert environments(2, 0, 3, []) == [{"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}] * 3
+        assert environments(0.5, 0, 1, [])[0]["OMP_NUM_THREADS"] == "1"
         with pytest.raises(ValueError, match="gpus-per-run: got 1; expected at most 0"):
-            environments(1, 1, None, n_gpus=0)
+            environments(1, 1, None, [])
+
+    def test_gpus_that_were_given_to_this_process(self, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+        assert visible_gpus() == ["2", "3"]
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert visible_gpus() == []
 
     def test_threads(self):
         assert Resources("serial").threads is None
@@ -316,7 +326,7 @@ class TestCommands:
 
     def test_executors_start_empty(self):
         assert Serial().ended(0.0) == []
-        processes = Processes(environments(1, 0, 1, 0))
+        processes = Processes(environments(1, 0, 1, []))
         assert processes.ended(0.0) == []
         processes.close()
 
@@ -325,7 +335,7 @@ class TestCommands:
             'import sys\nfor _ in sys.stdin: print(\'{"state": "done", "message": "", "remarks": []}\', flush=True)'
         )
         monkeypatch.setattr("tcil.experiments.executors.Worker.command", (sys.executable, "-c", answer))
-        processes = Processes(environments(1, 0, 1, 0))
+        processes = Processes(environments(1, 0, 1, []))
         (job,) = jobs(tmp_path, 1)
         pids = set()
         for _ in range(2):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -294,29 +295,32 @@ class Ray:
         self._ray.shutdown()
 
 
-def environments(cpus: float, gpus: float, at_once: int | None, n_gpus: int) -> list[dict[str, str]]:
-    """The variables of as many local workers as fit on this machine: threads for each, and its GPUs.
+def environments(cpus: float, gpus: float, at_once: int | None, names: Sequence[str]) -> list[dict[str, str]]:
+    """The variables of as many local workers as fit on this machine: threads for each, and its GPUs out of `names`.
 
-    >>> [e["CUDA_VISIBLE_DEVICES"] for e in environments(1, 0.5, 4, n_gpus=2)]
-    ['0', '0', '1', '1']
+    >>> [e["CUDA_VISIBLE_DEVICES"] for e in environments(1, 0.5, 4, names=["2", "3"])]
+    ['2', '2', '3', '3']
     """
+    threads = str(threads_of(cpus))
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     count = at_once or max(1, int((os.cpu_count() or 1) / cpus))
-    if gpus:
-        share = int(1 / gpus) if gpus < 1 else 1  # workers of one GPU, or of one set of them
-        fits = n_gpus * share if gpus < 1 else n_gpus // int(gpus)
-        if fits < 1:
-            raise invalid("gpus-per-run", f"{gpus:g}", f"at most {n_gpus}, as this machine has")
-        count = min(count, fits)
-    found = []
-    for number in range(count):
-        threads = str(threads_of(cpus))
-        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        if gpus:
-            width = max(1, int(gpus))
-            own = range(number // share * width, number // share * width + width)
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, own))
-        found.append(variables)
-    return found
+    if not gpus:
+        return [variables] * count
+    width, share = max(1, int(gpus)), int(1 / gpus) if gpus < 1 else 1  # GPUs of a worker, workers of a GPU
+    sets = [",".join(names[i : i + width]) for i in range(0, len(names) - width + 1, width)]
+    if not sets:
+        raise invalid("gpus-per-run", f"{gpus:g}", f"at most {len(names)}, as this machine has")
+    return [{**variables, "CUDA_VISIBLE_DEVICES": own} for own in sets for _ in range(share)][:count]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, by the names that others know them by."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 def threads_of(cpus: float) -> int:
@@ -331,7 +335,4 @@ def make_executor(resources: Resources) -> Executor:
         return Ray(resources.ray_address, cpus, resources.gpus)
     if place is Place.SERIAL:
         return Serial()
-    import torch
-
-    n_gpus = torch.cuda.device_count() if resources.gpus else 0
-    return Processes(environments(cpus, resources.gpus, resources.at_once, n_gpus))
+    return Processes(environments(cpus, resources.gpus, resources.at_once, visible_gpus() if resources.gpus else []))
