@@ -31,7 +31,8 @@ sys.modules["faults"] = faults
 assert spec.loader is not None
 spec.loader.exec_module(faults)
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("faults")]
+pytestmark = pytest.mark.timeout(600)
+on_ray = pytest.mark.xdist_group("ray")  # one cluster for all of them
 faults.EPOCHS, faults.AT_ONCE = 6, 1  # small: all of it must be quick
 
 
@@ -123,15 +124,18 @@ def test_workers_would_outlive_their_driver(lab):
         at_least_one(lambda: faults.killed_driver(lab, deaf_workers))
 
 
+@on_ray
 def test_a_sweep_on_ray_is_stopped(lab, cluster):
     where = ("--on", "ray", "--ray-address", cluster.address)
     at_least_one(lambda: faults.signalled_sweep(lab, signal.SIGTERM, *where))
 
 
+@on_ray
 def test_a_ray_node_is_killed(lab, cluster):
     at_least_one(lambda: faults.killed_node(lab, cluster))
 
 
+@on_ray
 def test_a_killed_ray_node_is_the_end_without_retries(lab, cluster):
     with pytest.raises(faults.Lost, match="did not get over it"):
         at_least_one(lambda: faults.killed_node(lab, cluster, no_retries))
