@@ -38,7 +38,7 @@ from tcil.experiments.status import Status, read_status
 from tcil.incremental.datasets import load_dataset
 
 SEED = 20261116
-EPOCHS, TASKS, SEEDS, BATCH = 12, 2, (1, 2), 64
+EPOCHS, TASKS, SEEDS, BATCH = 6, 2, (1, 2), 64
 AT_ONCE = 2  # workers of a sweep on processes
 CALIBRATORS = "vanilla,ts,t-cil"
 PATIENCE = 120.0
@@ -193,7 +193,7 @@ class Lab:
         require(not left, f"left half-written: {left}")
 
     def moment(self, longest: float) -> float:
-        return self.draw.uniform(0.0, longest * EPOCHS / 12)  # of a sweep of 12 epochs
+        return self.draw.uniform(0.0, longest)
 
 
 def processes() -> tuple[str, ...]:
@@ -257,7 +257,7 @@ def killed_worker(lab: Lab, patch: Patch = nothing) -> int:
     out, count, wanted = lab.fresh(), 0, lab.draw.randint(1, 2)
     sweep = lab.start(out, *processes(), patch=patch)
     while count < wanted and sweep.running():
-        pause = lab.moment(1.0)
+        pause = lab.moment(0.5)
         until(lambda: at_work(out) or not sweep.running(), "a worker at work")
         time.sleep(pause)
         workers = at_work(out)
@@ -277,7 +277,7 @@ def killed_driver(lab: Lab, patch: Patch = nothing) -> int:
     out = lab.fresh()
     sweep = lab.start(out, *processes(), patch=patch)
     until(lambda: at_work(out) or not sweep.running(), "a worker at work")
-    time.sleep(lab.moment(0.5))
+    time.sleep(lab.moment(0.25))
     workers = at_work(out)
     early = [path.parent for path in out.glob("*/status.json") if is_early(read_status(path.parent))]
     if not sweep.running() or not early:
@@ -307,7 +307,7 @@ def killed_node(lab: Lab, cluster: RayCluster, patch: Patch = nothing) -> int:
         return sorted(set(at_work(out)) & set(family(node.pid)))
 
     until(lambda: there() or not sweep.running(), "a run on the second node")
-    time.sleep(lab.moment(0.5))
+    time.sleep(lab.moment(0.3))
     if not there():
         sweep.wait()
         return 0
@@ -363,7 +363,7 @@ def damaged_file(lab: Lab, patch: Patch = nothing) -> int:
     sweep = lab.start(out)
     if lab.draw.random() < 0.6:  # else it is finished first
         until(lambda: list(out.glob("*/task-*/epoch.safetensors")), "an epoch")
-        time.sleep(lab.moment(1.5))
+        time.sleep(lab.moment(0.8))
         if sweep.running():
             os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait()
@@ -400,7 +400,7 @@ def two_sweeps(lab: Lab, patch: Patch = nothing) -> int:
     return 1
 
 
-def signalled(lab: Lab, number: signal.Signals, patch: Patch = nothing) -> int:
+def signalled(lab: Lab, number: signal.Signals, patch: Patch = nothing, times: int = 2) -> int:
     """SIGTERM or SIGUSR1: the step is finished and saved; over all restarts every step is taken once."""
     out, log, count = lab.fresh(), lab.folder / f"steps-{time.monotonic_ns()}", 0
 
@@ -408,12 +408,12 @@ def signalled(lab: Lab, number: signal.Signals, patch: Patch = nothing) -> int:
         count_steps(log)
         patch()
 
-    while count < 2:
+    while count < times:
         started = time.monotonic()
         sweep = lab.start(out, patch=noted)
         before = log.stat().st_size if log.exists() else 0
         until(lambda: (log.exists() and log.stat().st_size > before) or not sweep.running(), "a step")  # noqa: B023
-        time.sleep(lab.moment(0.7))
+        time.sleep(lab.moment(0.3))
         if sweep.running():
             os.kill(sweep.pid, number)
         code, said = sweep.wait()
@@ -434,7 +434,7 @@ def signalled_sweep(lab: Lab, number: signal.Signals, *where: str, patch: Patch 
     out = lab.fresh()
     sweep = lab.start(out, *where, patch=patch)
     until(lambda: at_work(out) or not sweep.running(), "a worker at work")
-    time.sleep(lab.moment(0.5))
+    time.sleep(lab.moment(0.3))
     if not sweep.running():
         return 0
     os.kill(sweep.pid, number)
@@ -550,14 +550,14 @@ def main() -> None:
             "failed write (file-size limit)": lambda: failed_write(lab),
             "truncated or bit-flipped file": lambda: damaged_file(lab),
             "two sweeps on one folder": lambda: two_sweeps(lab),
-            "SIGTERM": lambda: signalled(lab, signal.SIGTERM),
-            "SIGUSR1": lambda: signalled(lab, signal.SIGUSR1),
+            "SIGTERM": lambda: signalled(lab, signal.SIGTERM, times=4),
+            "SIGUSR1": lambda: signalled(lab, signal.SIGUSR1, times=4),
             "SIGTERM to a sweep on processes": lambda: signalled_sweep(lab, signal.SIGTERM, *processes()),
             "NaN loss": lambda: not_a_number(lab),
         }
         while counts.total() < options.faults or len(counts) < len(kinds):
             for name, inject in kinds.items():
-                for _ in range(3 if name in QUICK else 1):
+                for _ in range(5 if name in QUICK else 1):
                     counts[name] += inject()
                     print(f"{time.monotonic() - started:6.0f} s  {counts.total():3d} faults  {name}", flush=True)
     record = {
