@@ -11,7 +11,7 @@ demo: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/tcil run
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -q
 
 # Needs CIFAR-100 and the authors' checkpoints; TCIL_DATA names the folder that holds them.
 test-real: $(VENV)/.dev

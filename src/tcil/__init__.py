@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tcil.calibration.options import Verdict
     from tcil.calibration.perturbation import DirectionPolicy, SearchStep
     from tcil.calibration.prediction import predict_logits
+    from tcil.calibration.ranks import sharded
     from tcil.calibration.temperature import Solver, TemperatureFit, fit_temperature
 
 # Where public names are looked for when they are first used.
@@ -57,6 +58,7 @@ _HOMES = (
     "tcil.calibration.options",
     "tcil.calibration.perturbation",
     "tcil.calibration.prediction",
+    "tcil.calibration.ranks",
     "tcil.calibration.temperature",
 )
 _MODULES = ("metrics", "networks")
@@ -98,6 +100,7 @@ __all__ = [
     "metrics",
     "networks",
     "predict_logits",
+    "sharded",
 ]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tcil.calibration.options import Option, Verdict
+from tcil.calibration.ranks import Ranks
 from tcil.calibration.temperature import TemperatureFit
 
 
@@ -47,6 +48,13 @@ class ClassMeans:
         self._sums.index_add_(0, columns, features.cpu().double())
         self.counts.index_add_(0, columns, torch.ones_like(columns))
 
+    def share(self, together: Ranks, n_classes: int, width: int) -> None:
+        """Add what the other ranks counted: classes up to `n_classes`, features `width` wide."""
+        sums, counts = torch.zeros(n_classes, width, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.long)
+        if len(self.counts):
+            sums[: len(self.counts)], counts[: len(self.counts)] = self._sums, self.counts
+        self._sums, self.counts = together.total(sums), together.total(counts)
+
     def means(self) -> Tensor:
         """The means (K, D) in float64, on the CPU."""
         return self._sums / self.counts[:, None]
@@ -64,8 +72,7 @@ class TargetChooser:
         """Target columns (B,) for features (B, D) of exemplars of the classes `columns` (B,)."""
         n_classes = len(self._means)
         if self._policy is DirectionPolicy.RANDOM:
-            step = torch.randint(1, n_classes, columns.shape, generator=self._generator)
-            return (columns + step) % n_classes
+            return (columns + self._draw(columns)) % n_classes
         rows = features.detach().cpu().double()
         # Squared distance less the row's own |f|^2, which does not change which mean is nearest or farthest.
         distance = self._square_norms - 2.0 * rows @ self._means.T
@@ -79,6 +86,14 @@ class TargetChooser:
         if self._policy is DirectionPolicy.FARTHEST:
             return farthest
         return torch.where(self._is_new[columns], farthest, nearest)
+
+    def skip(self, columns: Tensor) -> None:
+        """Draw what exemplars that another rank perturbs would have drawn here."""
+        if self._policy is DirectionPolicy.RANDOM:
+            self._draw(columns)
+
+    def _draw(self, columns: Tensor) -> Tensor:
+        return torch.randint(1, len(self._means), columns.shape, generator=self._generator)
 
 
 @dataclass(frozen=True)

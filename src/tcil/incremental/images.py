@@ -113,17 +113,20 @@ class Pixels:
         images = part.images[rows.to(part.images.device)]
         return self._normalised(images.contiguous(memory_format=torch.channels_last))
 
-    def augmented(self, part: ImageSet, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Normalised images after a random crop and, where the dataset allows it, a random flip."""
-        images = part.images[rows.to(part.images.device)]
+    def augmented(self, part: ImageSet, rows: Tensor, generator: torch.Generator, keep: slice = slice(None)) -> Tensor:
+        """Normalised images after a random crop and, where the dataset allows it, a random flip.
+
+        With `keep`, only this part of them; what is drawn for an image does not depend on which part it is in.
+        """
+        images = part.images[rows[keep].to(part.images.device)]
         count, _, height, width = images.shape
         device, pad = images.device, self._padding
         padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
-        offsets = torch.randint(0, 2 * pad + 1, (2, count, 1), generator=generator).to(device)
+        offsets = torch.randint(0, 2 * pad + 1, (2, len(rows), 1), generator=generator)[:, keep].to(device)
         down = offsets[0] + torch.arange(height, device=device)
         across = offsets[1] + torch.arange(width, device=device)
         if self._flip:
-            mirrored = (torch.rand(count, 1, generator=generator) < 0.5).to(device)
+            mirrored = (torch.rand(len(rows), 1, generator=generator) < 0.5)[keep].to(device)
             across = torch.where(mirrored, across.flip(1), across)
         # Picking pixels this way puts channels last, which is the layout the networks want.
         picked = padded[torch.arange(count, device=device)[:, None, None], :, down[:, :, None], across[:, None, :]]

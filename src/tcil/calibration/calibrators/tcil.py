@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from tcil.calibration import ranks
 from tcil.calibration.arrays import as_classes, classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import missing_valid, new_class_mask, positive
@@ -235,18 +236,20 @@ class TCIL(SingleTemperature):
                 moved = classifier.place(inputs) + magnitude * steps
                 return survey.pick(classifier.logits(moved)).cpu()
 
-        new_batches = list(
-            zip(
-                survey.new_inputs.split(self.batch_size),
-                survey.new_columns.split(self.batch_size),
-                strict=True,
-            )
-        )
-        new_steps = [step_of(inputs, columns) for inputs, columns in new_batches]
+        together = ranks.current()
+        new_batches, new_lengths = [], []
+        for number, (inputs, columns) in enumerate(
+            zip(survey.new_inputs.split(self.batch_size), survey.new_columns.split(self.batch_size), strict=True)
+        ):
+            new_lengths.append(len(columns))
+            if number == 0 or together.owns(number):
+                new_batches.append((inputs, step_of(inputs, columns)))
+            else:
+                choose.skip(columns)
 
         def new_logits_at(magnitude: float) -> Tensor:
-            pairs = zip(new_batches, new_steps, strict=True)
-            return torch.cat([pushed_logits(inputs, steps, magnitude) for (inputs, _), steps in pairs])
+            pushed = [pushed_logits(inputs, steps, magnitude) for inputs, steps in new_batches]
+            return together.gathered(pushed, new_lengths)
 
         found: MagnitudeSearch = search_magnitude(
             lambda magnitude: self._solve(new_logits_at(magnitude), survey.new_columns),
@@ -255,15 +258,21 @@ class TCIL(SingleTemperature):
             tolerance=self.tolerance,
             input_scale=survey.input_scale,
         )
-        logits, columns = [new_logits_at(found.magnitude)], [survey.new_columns]
+        logits, old_columns = list[Tensor](), list[Tensor]()
         for inputs, labels in exemplars if survey.has_old else ():
             own = label_columns(labels, survey.classes, "memory labels", survey.n_classes)
             old = ~survey.is_new[own]
             if bool(old.any()):
-                images = inputs[old.to(inputs.device)]
-                logits.append(pushed_logits(images, step_of(images, own[old]), found.magnitude))
-                columns.append(own[old])
-        pushed = torch.cat(logits), torch.cat(columns)
+                if not old_columns or together.owns(len(old_columns)):
+                    images = inputs[old.to(inputs.device)]
+                    logits.append(pushed_logits(images, step_of(images, own[old]), found.magnitude))
+                else:
+                    choose.skip(own[old])
+                old_columns.append(own[old])
+        everything = [new_logits_at(found.magnitude)]
+        if old_columns:
+            everything.append(together.gathered(logits, [len(own) for own in old_columns]))
+        pushed = torch.cat(everything), torch.cat([survey.new_columns, *old_columns])
         fit = self._solve(*pushed)
         degenerate = () if fit.verdict is Verdict.OK else (Verdict.DEGENERATE_MEMORY,)
         result = TCILResult(
@@ -335,21 +344,29 @@ def _survey(
     wanted = torch.tensor(new)
     inputs_kept, columns_kept, logits_kept = [], [], []
     count, total, squares, hits = 0, 0.0, 0.0, 0
+    together, all_columns = ranks.current(), list[Tensor]()
     with torch.no_grad():
-        for inputs, labels in exemplars:
-            logits, features = classifier.logits_and_features(classifier.place(inputs))
-            columns = label_columns(labels, names, "memory labels", logits.shape[1])
-            if names is not None:
-                logits = pick_columns(logits, len(names), places)
-            means.add(features, columns)
-            hits += int((logits.argmax(dim=1).cpu() == columns).sum())
+        for number, (inputs, labels) in enumerate(exemplars):
             rows = torch.isin(labels, wanted)
             inputs_kept.append(inputs[rows.to(inputs.device)])
+            if number == 0 or together.owns(number):
+                logits, features = classifier.logits_and_features(classifier.place(inputs))
+                width = logits.shape[1]
+                columns = label_columns(labels, names, "memory labels", width)
+                if names is not None:
+                    logits = pick_columns(logits, len(names), places)
+                logits_kept.append(logits[rows.to(logits.device)].cpu())
+                if together.owns(number):
+                    means.add(features, columns)
+                    hits += int((logits.argmax(dim=1).cpu() == columns).sum())
+            else:
+                columns = label_columns(labels, names, "memory labels", width)
             columns_kept.append(columns[rows])
-            logits_kept.append(logits[rows.to(logits.device)].cpu())
+            all_columns.append(columns)
             count += inputs.numel()
             total += float(inputs.mean()) * inputs.numel()
             squares += float(inputs.square().mean()) * inputs.numel()
+    means.share(together, int(torch.cat(all_columns).max()) + 1, features.shape[1])
     present = means.counts.nonzero().squeeze(1)
     if names is not None:
         present = torch.tensor(names)[present]
@@ -363,9 +380,9 @@ def _survey(
         means.counts,
         torch.cat(inputs_kept),
         torch.cat(columns_kept),
-        torch.cat(logits_kept)[:, : len(names)],
+        together.gathered(logits_kept, [len(columns) for columns in columns_kept])[:, : len(names)],
         max(variance, 0.0) ** 0.5,
-        hits / int(means.counts.sum()),
+        int(together.total(torch.tensor(hits))) / int(means.counts.sum()),
     )
 
 
