@@ -437,7 +437,7 @@ class TestVerdicts:
 
 
 class TestPasses:
-    """The floor: one feature pass, one gradient pass, ten passes over the new exemplars, one over the perturbed."""
+    """One feature pass, one gradient pass, the search's passes over the new exemplars, one over the perturbed."""
 
     def count(self, task, **options):
         images = {"forward": 0, "with_graph": 0}
@@ -452,10 +452,20 @@ class TestPasses:
         return images, result
 
     def test_images_through_the_model(self, task):
-        images, result = self.count(task)
+        images, result = self.count(task, search="bisection")
         n, new, valid = result.n_exemplars, result.n_new_exemplars, result.n_valid
         assert images["with_graph"] == n
-        assert images["forward"] == n + n + 10 * new + n + valid
+        tried_folding = 2 + 2  # two images before and after
+        assert images["forward"] == n + n + 10 * new + n + valid + tried_folding
+
+    def test_interpolation_needs_about_half_the_search(self, task):
+        images, result = self.count(task)
+        bisected, same = self.count(task, search="bisection")
+        assert (result.magnitude, result.temperature) == (same.magnitude, same.temperature)
+        assert len(result.trace) < len(same.trace)
+        saved = (len(same.trace) - len(result.trace)) * result.n_new_exemplars
+        glances = images["forward"] - (bisected["forward"] - saved)
+        assert 0 <= glances <= 4 * result.n_new_exemplars
 
     def test_loaders_cost_no_more(self, task):
         loader = DataLoader(TensorDataset(*task.memory), batch_size=7)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         WeightsMismatchError,
     )
     from tcil.calibration.options import Verdict
-    from tcil.calibration.perturbation import DirectionPolicy, SearchStep
+    from tcil.calibration.perturbation import DirectionPolicy, SearchMethod, SearchStep
     from tcil.calibration.prediction import predict_logits
     from tcil.calibration.temperature import Solver, TemperatureFit, fit_temperature
 
@@ -77,6 +77,7 @@ __all__ = [
     "NotReachableError",
     "PerturbedFit",
     "PerturbedTemperatureScaling",
+    "SearchMethod",
     "SearchStep",
     "Solver",
     "TCILResult",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -23,12 +23,15 @@ from tcil.calibration.perturbation import (
     ClassMeans,
     DirectionPolicy,
     MagnitudeSearch,
+    SearchMethod,
     SearchStep,
     TargetChooser,
     search_magnitude,
 )
 from tcil.calibration.prediction import stream_logits
 from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature
+
+GLANCE = 20  # new exemplars that tell whether a magnitude far from the root lies on the side it should
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,13 @@ class TCIL(SingleTemperature):
     1. The target temperature is that of the new task's validation set.
     2. Every exemplar gets a direction: down the input gradient of the cross-entropy toward another class; the nearest
        class mean for old classes, the farthest for new ones (`policy`).
-    3. The magnitude is bisected in [0, 1] to `tolerance`, so that the perturbed new exemplars have the target
-       temperature.
+    3. The magnitude is searched in [0, 1] to `tolerance`, so that the perturbed new exemplars have the target
+       temperature; by `search`, "interpolation" or the paper's "bisection", to the same answer.
     4. The temperature of all exemplars, perturbed that far, is the answer.
 
-    Options: `policy`, `tolerance`, `solver` ("exact", or "sgd" for the authors' schedule), `seed` (for the random
-    policy and SGD), `batch_size`, `device` (default: where the model is).
+    Options: `policy`, `tolerance`, `search`, `solver` ("exact", or "sgd" for the authors' schedule, which is too rough
+    for interpolation and always bisected), `seed` (for the random policy and SGD), `batch_size`, `device` (default:
+    where the model is).
 
     >>> import torch, tcil
     >>> _ = torch.manual_seed(0)
@@ -89,7 +93,7 @@ class TCIL(SingleTemperature):
     >>> valid = draw(2 + torch.arange(200) % 2)                              # classes 2 and 3 are the new task
     >>> calibrator = tcil.TCIL().fit(network, memory=memory, valid=valid, new_classes=[2, 3])
     >>> calibrator.result_.reachable, calibrator.temperature_ > 1, len(calibrator.result_.trace)
-    (True, True, 11)
+    (True, True, 7)
     >>> calibrated = calibrator.wrap(network)
     >>> calibrated(valid[0][:2]).shape
     torch.Size([2, 4])
@@ -97,9 +101,10 @@ class TCIL(SingleTemperature):
 
     policy: DirectionPolicy | str = DirectionPolicy.PAPER
     tolerance: float = 1e-3
+    search: SearchMethod | str = SearchMethod.INTERPOLATION
     solver: Solver | str = Solver.EXACT
     seed: int = 0
-    batch_size: int = 128
+    batch_size: int = 64
     device: str | torch.device | None = None
     result_type: ClassVar[type[Any]] = TCILResult
 
@@ -107,6 +112,7 @@ class TCIL(SingleTemperature):
         super().__post_init__()
         self.policy = DirectionPolicy.parse(self.policy, "policy")
         self.solver = Solver.parse(self.solver, "solver")
+        self.search = SearchMethod.parse(self.search, "search")
         self.tolerance = positive(self.tolerance, "tolerance")
         if self.tolerance >= 1:
             raise invalid("tolerance", repr(self.tolerance), "less than 1, the width of the magnitude bracket")
@@ -208,27 +214,27 @@ class TCIL(SingleTemperature):
                 moved = classifier.place(inputs) + magnitude * steps
                 return survey.pick(classifier.logits(moved)).cpu()
 
-        new_batches = list(
-            zip(
-                survey.new_inputs.split(self.batch_size),
-                survey.new_columns.split(self.batch_size),
-                strict=True,
-            )
-        )
-        new_steps = [step_of(inputs, columns) for inputs, columns in new_batches]
+        def batches(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+            return zip(*(tensor.split(self.batch_size) for tensor in tensors), strict=True)
 
-        def new_logits_at(magnitude: float) -> Tensor:
-            pairs = zip(new_batches, new_steps, strict=True)
-            return torch.cat([pushed_logits(inputs, steps, magnitude) for (inputs, _), steps in pairs])
+        new_inputs, new_columns = survey.new_inputs, survey.new_columns
+        new_steps = torch.cat([step_of(*batch) for batch in batches(new_inputs, new_columns)])
 
+        def new_logits_at(magnitude: float, rows: slice = slice(None)) -> Tensor:
+            pairs = batches(new_inputs[rows], new_steps[rows])
+            return torch.cat([pushed_logits(inputs, steps, magnitude) for inputs, steps in pairs])
+
+        few = slice(None, None, max(1, len(new_columns) // GLANCE))
         found: MagnitudeSearch = search_magnitude(
-            lambda magnitude: self._solve(new_logits_at(magnitude), survey.new_columns),
-            self._solve(survey.new_logits, survey.new_columns),
+            lambda magnitude: self._solve(new_logits_at(magnitude), new_columns),
+            self._solve(survey.new_logits, new_columns),
             target.limit,
             tolerance=self.tolerance,
             input_scale=survey.input_scale,
+            method=SearchMethod.BISECTION if self.solver is Solver.SGD else SearchMethod(self.search),
+            glance=lambda magnitude: self._solve(new_logits_at(magnitude, few), new_columns[few]),
         )
-        logits, columns = [new_logits_at(found.magnitude)], [survey.new_columns]
+        logits, columns = [new_logits_at(found.magnitude)], [new_columns]
         for inputs, labels in exemplars if survey.has_old else ():
             own = label_columns(labels, survey.classes, "memory labels", survey.n_classes)
             old = ~survey.is_new[own]
@@ -309,6 +315,8 @@ def _survey(
     with torch.no_grad():
         for inputs, labels in exemplars:
             logits, features = classifier.logits_and_features(classifier.place(inputs))
+            if count == 0:
+                classifier.fold(inputs[:2])
             columns = label_columns(labels, names, "memory labels", logits.shape[1])
             if names is not None:
                 logits = pick_columns(logits, len(names), places)
