@@ -3,8 +3,8 @@
 `literal` is Algorithms 1 to 3 as they read: every search step passes the whole memory for the class means, passes the
 new exemplars for their targets, differentiates the loss (a plain `backward`, which fills the parameters' gradients as
 well) and fits a temperature by 100 epochs of SGD; images as they come, NCHW, in batches of 128.
-`straightforward` knows that means, targets and signs do not depend on the magnitude: once each, then the bisection, with
-exact temperatures. Neither shares code with the library but for that exact solver.
+`straightforward` knows that means, targets and signs do not depend on the magnitude: once each, then the bisection,
+with exact temperatures. Neither shares code with the library but for that exact solver.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def sgd_temperature(logits: Tensor, labels: Tensor, generator: torch.Generator) 
             functional.cross_entropy(logits[rows] / temperature, labels[rows]).backward()
             optimizer.step()
         schedule.step()
-    return float(temperature)
+    return float(temperature.detach())
 
 
 def signs_with_backward(model: Any, images: Tensor, targets: Tensor, seen: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import random
 import weakref
 
 import numpy as np
@@ -16,7 +17,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import tcil
 from literal_tcil import t_cil
 from tcil.calibration.classifier import Classifier
-from tcil.calibration.perturbation import ClassMeans, DirectionPolicy, TargetChooser, search_magnitude
+from tcil.calibration.perturbation import (
+    ClassMeans,
+    DirectionPolicy,
+    SearchMethod,
+    TargetChooser,
+    search_magnitude,
+)
 from tcil.calibration.temperature import TemperatureFit
 
 
@@ -90,13 +97,15 @@ class TestPolicies:
 
 
 class TestMagnitudeSearch:
-    def run(self, curve, target, scale=1.0, tolerance=1e-3):
-        def at(magnitude):
-            t = curve(magnitude)
+    def run(self, curve, target, scale=1.0, tolerance=1e-3, method=SearchMethod.BISECTION, glance=None):
+        def fit(t):
             verdict = "all_correct" if t == 0 else "anti_informative" if t == math.inf else "ok"
             return TemperatureFit(t if verdict == "ok" else 1.0, tcil.Verdict(verdict), 0, 0, 0, 10)
 
-        return search_magnitude(at, at(0.0), target, tolerance=tolerance, input_scale=scale)
+        return search_magnitude(
+            lambda e: fit(curve(e)), fit(curve(0.0)), target, tolerance=tolerance, input_scale=scale, method=method,
+            glance=None if glance is None else lambda e: fit(glance(e)),
+        )  # fmt: skip
 
     def test_bisection_of_the_paper(self):
         found = self.run(lambda e: 10 * e, 3.0)
@@ -133,6 +142,65 @@ class TestMagnitudeSearch:
         found = self.run(lambda e: 0.0 if e < 0.4 else math.inf, 2.0)
         assert found.magnitude == pytest.approx(0.4, abs=1e-3)
         assert (found.reachable, found.verdicts) == (False, ("target_jumped",))
+
+    def growing(self, rng, target):
+        """A curve that never falls and meets the target somewhere."""
+        root, power = 10 ** rng.uniform(-3, 0.1), rng.uniform(0.2, 4)
+        right, wrong = root * rng.uniform(0, 1), root * rng.uniform(1, 4)
+        return {
+            "power": lambda e: target * (e / root) ** power,
+            "cut": lambda e: 0.0 if e < right else math.inf if e > wrong else target * (e / root) ** power,
+            "jump": lambda e: 0.0 if e < root else math.inf,
+            "steps": lambda e: target * 2 ** math.floor(3 * math.log(e / root)) if e else 0.0,
+        }[rng.choice(["power", "cut", "jump", "steps"])]
+
+    def test_interpolation_ends_in_the_bisections_bracket(self):
+        """Growing curves of many shapes, with degenerate stretches on either side."""
+        rng = random.Random(0)
+        for _ in range(300):
+            target = rng.uniform(0.2, 5)
+            curve = self.growing(rng, target)
+            for scale in (1.0, 7.0):
+                want = self.run(curve, target, scale)
+                got = self.run(curve, target, scale, method=SearchMethod.INTERPOLATION)
+                assert got.magnitude == pytest.approx(want.magnitude, rel=1e-12)
+                assert (got.reachable, got.bracket, got.verdicts) == (want.reachable, want.bracket, want.verdicts)
+                assert len(got.trace) <= len(want.trace) + 6  # a jump cannot be interpolated
+
+    def test_interpolation_on_a_smooth_curve_takes_few_steps(self):
+        for root in (0.004, 0.03, 0.2, 0.9):
+            found = self.run(lambda e, root=root: 2 * (e / root) ** 0.6, 2.0, method=SearchMethod.INTERPOLATION)
+            assert abs(found.magnitude - root) < 1e-3
+            assert len(found.trace) - 1 <= 6
+
+    @pytest.mark.parametrize(
+        "curve",
+        [
+            lambda e: 4.0 * e / 0.03 if e < 0.1 else 1.0 + e,  # falls again: the bisection never sees the first root
+            lambda e: 5.0 if 0.01 < e < 0.02 or e > 0.6 else 1.0,  # a bump below the root
+            lambda e: 1.0 if 0.4 < e < 0.55 else 60 * e,  # a dip around the bisection's first middle
+        ],
+    )
+    def test_interpolation_gives_way_where_the_temperature_does_not_grow(self, curve):
+        bisected = self.run(curve, 3.0)
+        found = self.run(curve, 3.0, method=SearchMethod.INTERPOLATION, glance=curve)
+        assert (found.magnitude, found.verdicts) == (bisected.magnitude, bisected.verdicts)
+
+    def test_a_glance_that_errs_is_checked(self):
+        """Few samples may lie: only the temperature of all of them overrules the interpolation."""
+        want = self.run(lambda e: 100 * e, 3.0, method=SearchMethod.INTERPOLATION)
+        found = self.run(lambda e: 100 * e, 3.0, method=SearchMethod.INTERPOLATION, glance=lambda e: 0.1)
+        assert found.magnitude == want.magnitude
+        assert len(found.trace) > len(want.trace)
+
+    def test_wiggles_beside_the_root_still_give_a_crossing(self):
+        """Too near for a glance: another crossing than the bisection's may be found, but it is one."""
+        found = self.run(
+            lambda e: 100 * e * (1 + 0.5 * math.sin(400 * e)), 3.0, method=SearchMethod.INTERPOLATION
+        )  # fmt: skip
+        below, above = (found.magnitude + side * 0.5 / 1024 for side in (-1, 1))
+        steps = {round(step.magnitude, 9): step.temperature for step in found.trace}
+        assert steps[round(below, 9)] < 3.0 <= steps[round(above, 9)]
 
     def test_tolerance(self):
         assert len(self.run(lambda e: 10 * e, 3.0, tolerance=0.1).trace) == 1 + 4
@@ -487,6 +555,42 @@ class TestPasses:
         assert seen
         assert not any(any(flags) for flags in seen)
         assert all(p.grad is None for p in task.model.parameters())
+
+
+class TestInChunks:
+    """What grows with classes is worked off in pieces, to the same answer."""
+
+    def test_distances(self, monkeypatch):
+        generator = torch.Generator().manual_seed(0)
+        features, columns = torch.randn(57, 8, generator=generator), torch.arange(57) % 11
+        means = ClassMeans()
+        means.add(features, columns)
+        for policy in DirectionPolicy:
+            answers = []
+            for elements in (1 << 21, 33, 1):
+                monkeypatch.setattr("tcil.calibration.perturbation._CHUNK_ELEMENTS", elements)
+                answers.append(TargetChooser(policy, means.means(), torch.arange(11) > 8, 0)(features, columns))
+            assert torch.equal(answers[0], answers[1])
+            assert torch.equal(answers[0], answers[2])
+
+    def test_a_whole_fit(self, task, monkeypatch):
+        whole = fit(task).result_
+        monkeypatch.setattr("tcil.calibration.perturbation._CHUNK_ELEMENTS", 20)
+        monkeypatch.setattr("tcil.calibration.temperature._CHUNK_ELEMENTS", 20)
+        pieces = fit(task).result_
+        assert pieces.temperature == pytest.approx(whole.temperature, rel=1e-12)
+        assert (pieces.magnitude, pieces.n_exemplars) == (whole.magnitude, whole.n_exemplars)
+
+
+@pytest.mark.parametrize("policy", DirectionPolicy)
+def test_both_searches_find_the_same(digits_tasks, policy):
+    for index in (1, 3, 4):
+        one, other = (fit(digits_tasks[index], policy=policy, search=search).result_ for search in SearchMethod)
+        assert (one.magnitude, one.temperature, one.verdicts) == (other.magnitude, other.temperature, other.verdicts)
+
+
+def test_sgd_is_bisected(task):
+    assert len(fit(task, solver="sgd").result_.trace) == 11
 
 
 def test_sgd_solver_runs_for_parity(task):

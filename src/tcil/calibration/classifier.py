@@ -22,7 +22,7 @@ from tcil.calibration.features import (
     select_logits,
     submodule,
 )
-from tcil.calibration.folding import swapped, watch_pairs
+from tcil.calibration.folding import close, swapped, watch_pairs
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -128,7 +128,7 @@ class Classifier:
         pairs, own = watch_pairs(self.model, run)
         with contextlib.ExitStack() as stack:
             stack.enter_context(swapped(self.model, pairs))
-            if pairs and all(_close(*both) for both in zip(run(), own, strict=True)):
+            if pairs and all(close(*both) for both in zip(run(), own, strict=True)):
                 self._exit.push(stack.pop_all())
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -188,10 +188,6 @@ class Classifier:
         check_rows(logits, inputs)
         self.width = logits.shape[1]
         return at_least_float32(logits)
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a - b).abs() <= 1e-4 * (1.0 + b.abs().max())).all())
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,20 @@ def watch_pairs(model: nn.Module, run: Callable[[], _Answer]) -> tuple[list[Pair
             handle.remove()
     calls = Counter([name for name, _ in outputs] + [name for name, _ in reads])
     return [(conv, norm) for norm, conv in reads if conv and calls[conv] == calls[norm] == 1], answer
+
+
+def folded_copy(model: nn.Module, sample: Tensor) -> nn.Module:
+    """A frozen copy for evaluation, folded where the answer to the sample stays the same."""
+    plain = copy.deepcopy(model).eval().requires_grad_(False)
+    with torch.no_grad():
+        pairs, own = watch_pairs(plain, lambda: plain(sample))
+        with swapped(plain, pairs):
+            return copy.deepcopy(plain) if close(plain(sample), own) else plain
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two answers are the same up to rounding."""
+    return a.shape == b.shape and bool(((a - b).abs() <= 1e-4 * (1.0 + b.abs().max())).all())
 
 
 @contextmanager

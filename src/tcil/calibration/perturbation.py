@@ -12,6 +12,9 @@ from torch import Tensor
 from tcil.calibration.options import Option, Verdict
 from tcil.calibration.temperature import TemperatureFit
 
+# Distances to class means are held for this many pairs of a row and a class at a time.
+_CHUNK_ELEMENTS = 1 << 21
+
 
 class DirectionPolicy(Option):
     """Toward which class an exemplar is pushed.
@@ -82,6 +85,11 @@ class TargetChooser:
         if self._policy is DirectionPolicy.RANDOM:
             step = torch.randint(1, n_classes, columns.shape, generator=self._generator)
             return (columns + step) % n_classes
+        rows = max(1, _CHUNK_ELEMENTS // n_classes)
+        chunks = zip(features.split(rows), columns.split(rows), strict=True)
+        return torch.cat([self._by_distance(*chunk) for chunk in chunks])
+
+    def _by_distance(self, features: Tensor, columns: Tensor) -> Tensor:
         rows = features.detach().cpu().double()
         # Squared distance less the row's own |f|^2, which does not change which mean is nearest or farthest.
         distance = self._square_norms - 2.0 * rows @ self._means.T

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration.options import Option
-from tcil.incremental.images import Dataset, Pixels
+from tcil.incremental.images import Dataset, ImageSet, Pixels
 from tcil.incremental.learners.base import Stage
 
 
@@ -52,6 +52,7 @@ def train_stage(
     restore_optimizer(steps, state.optimizer)
     if state.generator is not None:
         generator.set_state(state.generator)
+    inputs_of = _reader(stage, pixels, dataset.train, generator, batch_size)
     for epoch in range(state.epoch, stage.schedule.epochs):
         for group in steps.param_groups:
             group["lr"] = stage.schedule.rate(epoch)
@@ -59,7 +60,7 @@ def train_stage(
         total = torch.zeros((), device=dataset.train.images.device)
         order = stage.rows[torch.randperm(len(stage.rows), generator=generator)]
         for rows in order.split(batch_size):
-            inputs = pixels.augmented(dataset.train, rows, generator)
+            inputs = inputs_of(rows)
             loss = stage.loss(inputs, columns[rows].to(inputs.device))
             steps.zero_grad(set_to_none=True)
             loss.backward()
@@ -70,6 +71,30 @@ def train_stage(
             raise TrainingDiverged(f"stage {stage.name}, epoch {epoch}: the loss is {mean}; lower lr or check the data")
         on_epoch(EpochState(epoch + 1, optimizer_tensors(steps), generator.get_state()), mean)
     model.eval()
+
+
+def _reader(
+    stage: Stage, pixels: Pixels, part: ImageSet, generator: torch.Generator, batch_size: int
+) -> Callable[[Tensor], Tensor]:
+    """What the loss reads of rows: augmented images, or what the stage's frozen part makes of them.
+
+    That is computed once for every image that augmentation can make, where those are fewer than there are epochs.
+    """
+    embed = stage.embed
+    if embed is None:
+        return lambda rows: pixels.augmented(part, rows, generator)
+    if pixels.n_views > min(2, stage.schedule.epochs):
+        return lambda rows: embed(pixels.augmented(part, rows, generator))
+    views = [[embed(view) for view in pixels.views(part, rows)] for rows in stage.rows.split(batch_size)]
+    kept = torch.cat([torch.stack(batch, dim=1) for batch in views])
+    place = torch.full((len(part),), -1)
+    place[stage.rows] = torch.arange(len(stage.rows))
+
+    def look_up(rows: Tensor) -> Tensor:
+        view = torch.randint(kept.shape[1], rows.shape, generator=generator)
+        return kept[place[rows].to(kept.device), view.to(kept.device)]
+
+    return look_up
 
 
 def make_optimizer(kind: OptimizerKind, parameters: object, lr: float, weight_decay: float) -> torch.optim.Optimizer:

@@ -234,15 +234,19 @@ class TCIL(SingleTemperature):
             method=SearchMethod.BISECTION if self.solver is Solver.SGD else SearchMethod(self.search),
             glance=lambda magnitude: self._solve(new_logits_at(magnitude, few), new_columns[few]),
         )
-        logits, columns = [new_logits_at(found.magnitude)], [new_columns]
+        # One table for all: beside the list of its parts it would take twice the memory.
+        first, done = new_logits_at(found.magnitude), len(new_columns)
+        logits = first.new_empty(survey.n_exemplars, survey.n_classes)
+        columns = new_columns.new_empty(survey.n_exemplars)
+        logits[:done], columns[:done] = first, new_columns
         for inputs, labels in exemplars if survey.has_old else ():
             own = label_columns(labels, survey.classes, "memory labels", survey.n_classes)
             old = ~survey.is_new[own]
             if bool(old.any()):
-                images = inputs[old.to(inputs.device)]
-                logits.append(pushed_logits(images, step_of(images, own[old]), found.magnitude))
-                columns.append(own[old])
-        fit = self._solve(torch.cat(logits), torch.cat(columns))
+                images, place = inputs[old.to(inputs.device)], slice(done, done := done + int(old.sum()))
+                logits[place] = pushed_logits(images, step_of(images, own[old]), found.magnitude)
+                columns[place] = own[old]
+        fit = self._solve(logits, columns)
         degenerate = () if fit.verdict is Verdict.OK else (Verdict.DEGENERATE_MEMORY,)
         return TCILResult(
             fit.temperature,
