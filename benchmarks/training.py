@@ -31,7 +31,7 @@ from tcil.incremental.networks import resnet32, small_resnet
 from tcil.incremental.placement import Layout, choose_placement
 from tcil.incremental.training import EpochState, OptimizerKind, make_optimizer, train_stage
 
-BATCH, STEPS, ROUNDS = 128, 4, 5
+BATCH, STEPS, ROUNDS = 128, 1, 18
 MEAN, STD = (0.5,) * 3, (0.25,) * 3
 
 

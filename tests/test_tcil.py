@@ -631,3 +631,34 @@ def test_classifier_reports_where_features_come_from(task):
         _, features = classifier.logits_and_features(classifier.place(task.valid[0]))
         assert classifier.source.heads == ("fc",)
         assert torch.allclose(features, task.model.features(task.valid[0]), atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_bad_images_are_counted_whatever_the_chunks(task, monkeypatch, rows):
+    monkeypatch.setattr("tcil.calibration.examples._ROWS", rows)
+    images, labels = task.memory[0].clone(), task.memory[1]
+    images[3, 0, 0, 0], images[50:53] = math.nan, math.inf
+    with pytest.raises(ValueError, match=f"NaN or infinity in 4 of {len(labels)} examples"):
+        fit(task, memory=(images, labels))
+
+
+def test_one_pass_of_the_test_set_serves_all(task, tmp_path, monkeypatch):
+    """In a run, no test image goes through the network twice: calibrators and metrics share its logits."""
+    from tcil.experiments.run import Run
+    from tcil.experiments.settings import build
+    from tcil.incremental.datasets import load_dataset
+
+    settings = build({"dataset": "digits", "tasks": [4], "classes": 4, "epochs": 1, "milestones": [], "memory": 40})
+    run = Run(settings, tmp_path, dataset=load_dataset("digits"))
+    passed, forward = [], tcil.networks.ResNet.forward
+
+    def note(self, x):
+        passed.append(x.detach().clone())
+        return forward(self, x)
+
+    monkeypatch.setattr(tcil.networks.ResNet, "forward", note)
+    run.execute()
+    test = run.pixels.plain(run.dataset.test, (run.test_columns >= 0).nonzero().squeeze(1))
+    seen = torch.cat([batch for batch in passed if len(batch) > 2]).flatten(1)
+    times = [(seen == image).all(dim=1).sum().item() for image in test.flatten(1)]
+    assert set(times) == {1}
