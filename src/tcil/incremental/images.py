@@ -129,17 +129,19 @@ class Pixels:
     def augmented(self, part: ImageSet, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Normalised images after a random crop and, where the dataset allows it, a random flip."""
         images = part.images[rows.to(part.images.device)]
-        count, _, height, width = images.shape
+        count, channels, height, width = images.shape
         device, pad = images.device, self._padding
-        padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
+        padded = torch.nn.functional.pad(images, (pad, pad, pad, pad)).permute(0, 2, 3, 1).contiguous()
         offsets = torch.randint(0, 2 * pad + 1, (2, count, 1), generator=generator).to(device)
         down = offsets[0] + torch.arange(height, device=device)
         across = offsets[1] + torch.arange(width, device=device)
         if self._flip:
             mirrored = (torch.rand(count, 1, generator=generator) < 0.5).to(device)
             across = torch.where(mirrored, across.flip(1), across)
-        # Picking pixels this way puts channels last, which is the layout most networks want.
-        picked = padded[torch.arange(count, device=device)[:, None, None], :, down[:, :, None], across[:, None, :]]
+        # Whole pixels are picked, by their place among all of the batch: this leaves the channels last.
+        lines = torch.arange(count, device=device)[:, None] * padded.shape[1] + down
+        places = lines[:, :, None] * padded.shape[2] + across[:, None, :]
+        picked = padded.view(-1, channels).index_select(0, places.flatten()).view(count, height, width, channels)
         return self._normalised(picked.permute(0, 3, 1, 2).contiguous(memory_format=self._form))
 
     def _normalised(self, images: Tensor) -> Tensor:
