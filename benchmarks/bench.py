@@ -3,8 +3,8 @@
     make bench                                  (under 15 minutes; TCIL_DATA=DIR for the authors' checkpoint)
     python benchmarks/bench.py --history 5      the last tables side by side; runs nothing
 
-writes docs/results/bench/DATE-COMMIT.json: machine, commit, every figure with its goal. A commit marked `+` had changes
-that were not committed.
+writes docs/results/bench/DATE-COMMIT.json (machine, commit, every figure with its goal) and that table into
+docs/speed.md. A commit marked `+` had changes that were not committed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import ledger
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = ROOT / "docs/results/bench"
+KEPT, PAGE = ROOT / "docs/results/bench", ROOT / "docs/speed.md"
+BEGIN, END = "<!-- the last make bench -->", "<!-- end -->"
 # Threads are part of what training chooses; everything else is measured on one.
 BENCHMARKS = {"calibration": "1", "evaluation": "1", "training": None, "parallel": "1", "scaling": "1"}
 
@@ -64,9 +65,33 @@ def measure() -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
     path = KEPT / f"{record['date'].replace(' ', '-').replace(':', '')}-{record['commit'].rstrip('+')}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(with_table(PAGE.read_text(), record))
     console = Console(width=120)
     console.print(ledger.table(f"commit {record['commit']}, {record['minutes']} minutes", figures))
     console.print(f"{path.relative_to(ROOT)}: {record['machine']}", highlight=False, soft_wrap=True)
+
+
+def with_table(page: str, record: dict[str, Any]) -> str:
+    """The page with this record's table in place of the one it has."""
+    head, _, rest = page.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    machine = record["machine"]
+    lines = [
+        f"Commit {record['commit']}, {record['date']} UTC, {machine['processor']}, {machine['cores']} cores, load"
+        f" {machine['load']}, torch {machine['torch']}; {record['minutes']} minutes in all.",
+        "",
+        "| what | measured | goal | |",
+        "|---|---:|---:|---|",
+    ]
+    for figure in record["figures"]:
+        mark = {True: "reached", False: "**missed**", None: ""}[figure["met"]]
+        lines.append(f"| {figure['what']} | {figure['value']:.3g} | {figure['goal']} | {mark} |")
+    lines += ["", "What they are made of:", ""]
+    for figure in record["figures"]:
+        if figure["details"]:
+            told = ", ".join(f"{name} {value}" for name, value in figure["details"].items())
+            lines.append(f"- {figure['key']}: {told}")
+    return f"{head}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{tail}"
 
 
 def history(count: int, folder: Path = KEPT) -> Table:

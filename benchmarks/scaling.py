@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py        (two minutes; part of make bench)
 
-writes docs/results/scaling.json and docs/images/scaling.svg; docs/scaling.md reads them. Each case is a process of its
+writes docs/results/scaling.json, docs/images/scaling.svg and docs/scaling.md. Each case is a process of its
 own, so that its peak memory is its own. The network is small (two stages of 8 and 16 channels, 32x32 images), so that
 what the library does beside the network shows; both parts are told apart, the network's being every image that passed
 it times its bare pass.
@@ -25,6 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 import ledger
+import scaling_page
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = (500, 1000, 2000, 4000, 8000)
@@ -151,19 +152,45 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
     plt.close(figure)
 
 
-def imagenet_pass() -> dict[str, float]:
-    """Milliseconds per image of ResNet-18 at ImageNet's size: its stages on 56x56 maps, one thread."""
+def at_imagenet_size() -> dict[str, float]:
+    """ResNet-18 at ImageNet's size (its stages on 56x56 maps, 512 features) and distances to that many means."""
     import calibration
     import synthetic
     import torch
 
+    from tcil.calibration.perturbation import DirectionPolicy, TargetChooser
+
     torch.set_num_threads(1)
     network = synthetic.make((64, 128, 256, 512), (2, 2, 2, 2), 1000, stem_stride=2)
-    passes = calibration.bare_passes(network, torch.randn(16, 3, 112, 112))
-    some = {
-        kind: {how: run for how, run in ways.items() if how.endswith("last, batch 32")} for kind, ways in passes.items()
-    }
-    return {kind: 1e3 * min(s.cpu for s in ledger.best(ways, 2).values()) / 16 for kind, ways in some.items()}
+    images = torch.randn(16, 3, 112, 112)
+    found = {"graph, MB an image": graph_size(network, images) / 1e6}
+    for kind, ways in calibration.bare_passes(network, images).items():
+        usual = {how: run for how, run in ways.items() if how == "channels_last, batch 32"}
+        found[f"ms a {kind}"] = 1e3 * min(s.cpu for s in ledger.best(usual, 2).values()) / len(images)
+    for classes in (1000, 10_000):
+        means, rows = torch.randn(classes, 512, dtype=torch.float64), torch.randn(256, 512)
+        choose = TargetChooser(DirectionPolicy.PAPER, means, torch.arange(classes) >= classes // 10, 0)
+        seconds = ledger.best({"": lambda choose=choose, rows=rows: choose(rows, torch.arange(256))}, 3)[""]
+        found[f"ms a target among {classes}"] = 1e3 * seconds.cpu / len(rows)
+    return found
+
+
+def graph_size(network: Any, images: Any) -> int:
+    """Bytes that autograd keeps of one image between a forward and a backward pass, parameters not counted."""
+    import torch
+
+    network.eval().requires_grad_(False)
+    kept: dict[int, int] = {}
+
+    def note(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    own = {p.untyped_storage().data_ptr() for p in [*network.parameters(), *network.buffers()]}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        _answer = network(images.clone().requires_grad_())
+    return sum(size for place, size in kept.items() if place not in own) // len(images)
 
 
 def measure() -> list[ledger.Figure]:
@@ -179,10 +206,11 @@ def measure() -> list[ledger.Figure]:
     record = {
         "cases": found,
         "lines": shown,
-        "ResNet-18 at ImageNet's size, ms": imagenet_pass(),
+        "ResNet-18 at ImageNet's size": at_imagenet_size(),
         "machine": ledger.machine(),
     }
     (ROOT / "docs/results/scaling.json").write_text(json.dumps(record, indent=1) + "\n")
+    (ROOT / "docs/scaling.md").write_text(scaling_page.page(record))
     draw(found, ROOT / "docs/images/scaling.svg")
     worst = max(row["seconds"] / row["network"] for row in found["memory"])
     quickest = min(found["batch"], key=lambda row: row["seconds"])

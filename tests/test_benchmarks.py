@@ -15,7 +15,9 @@ from rich.console import Console
 import tcil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-bench, ledger, literal, synthetic = map(importlib.import_module, ("bench", "ledger", "literal", "synthetic"))
+bench, ledger, literal, synthetic, scaling_page = map(
+    importlib.import_module, ("bench", "ledger", "literal", "synthetic", "scaling_page")
+)
 
 
 def test_goals():
@@ -38,6 +40,18 @@ def test_history_puts_commits_side_by_side(tmp_path):
     row = next(line for line in text.splitlines() if "literal" in line)
     assert "12.1" in row
     assert "9 !" in row  # the goal was missed: a regression is seen
+
+
+def test_the_page_shows_the_last_table():
+    last = json.loads(sorted(bench.KEPT.glob("*.json"))[-1].read_text())
+    page = bench.PAGE.read_text()
+    assert bench.with_table(page, last) == page
+    assert f"Commit {last['commit']}" in page
+
+
+def test_the_scaling_page_is_that_of_its_record():
+    record = json.loads((bench.ROOT / "docs/results/scaling.json").read_text())
+    assert (bench.ROOT / "docs/scaling.md").read_text() == scaling_page.page(record)
 
 
 @pytest.fixture(scope="module")
