@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import ledger
 
 from tcil.incremental.images import Dataset, ImageSet
 from tcil.incremental.learners.base import Schedule, Stage
+from tcil.incremental.learners.der import ExpandableNetwork, Frozen
 from tcil.incremental.networks import resnet32, small_resnet
 from tcil.incremental.placement import Layout, choose_placement
 from tcil.incremental.training import EpochState, OptimizerKind, make_optimizer, train_stage
@@ -151,9 +153,53 @@ def against_plain() -> list[ledger.Figure]:
     ]  # fmt: skip
 
 
+def expandable(epochs: int) -> list[ledger.Figure]:
+    """DER with three extractors: its second stage on kept features, and its frozen extractors folded."""
+    torch.set_num_threads(1)
+    layout = Layout.CHANNELS_LAST
+    data = replace(dataset(layout), padding=0)
+    model = ExpandableNetwork(small_resnet(1).to(memory_format=layout.form), 10)
+    model.expand(10, 2)
+    model.expand(10, 2)
+    frozen, images = Frozen(model.extractors), torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=layout.form)
+
+    def plain(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return model.eval().features(x)
+
+    def finetune(embed: Any, loss: Any) -> None:
+        head, rows = list(model.fc.parameters()), torch.arange(len(data.train))
+        train_stage(
+            model, Stage("finetune", rows, Schedule(epochs, 0.1, (), 5e-4), loss, head, embed), data, data.train.labels,
+            batch_size=BATCH, optimizer=OptimizerKind.SGD, generator=torch.Generator().manual_seed(0),
+            state=EpochState(), on_epoch=lambda state, loss: None,
+        )  # fmt: skip
+
+    def on_features(features: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(model.fc(features), y)
+
+    contestants = {
+        "kept": partial(finetune, frozen, on_features),
+        "anew": partial(finetune, None, lambda x, y: on_features(plain(x), y)),
+        "folded": lambda: [frozen(images) for _ in range(4)],
+        "as they are": lambda: [plain(images) for _ in range(4)],
+    }
+    times = ledger.best(contestants, 3)
+    return [
+        ledger.Figure(
+            "training/der-stage-2", f"DER stage two, {epochs} epochs, no crops: features anew / kept",
+            times["anew"].cpu / times["kept"].cpu,
+        ),
+        ledger.Figure(
+            "training/der-frozen", "DER's frozen extractors as they are / folded",
+            times["as they are"].cpu / times["folded"].cpu,
+        ),
+    ]  # fmt: skip
+
+
 def measure() -> list[ledger.Figure]:
     torch.manual_seed(0)
-    return [*against_bare(), *against_plain()]
+    return [*against_bare(), *against_plain(), *expandable(epochs=10)]
 
 
 if __name__ == "__main__":
