@@ -80,8 +80,10 @@ def test_the_user_decides(monkeypatch):
 
 
 def test_really_measured():
+    state = torch.get_rng_state()
     chosen = choose_placement(small_cnn, (1, 8, 8))
     assert len(chosen.images_per_second) == (2 if torch.get_num_threads() == 1 else 4)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_run_notes_its_choice_and_goes_on_with_it(monkeypatch, tmp_path):

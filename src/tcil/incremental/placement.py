@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tcil.calibration.options import Option
+from tcil.incremental.networks import seeded
 
 
 class Layout(Option):
@@ -60,7 +61,8 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
     ways = [(layout, count) for layout in layouts for count in counts]
     if len(ways) == 1:
         return Placement(*ways[0])
-    models = {layout: network(10).to(memory_format=layout.form) for layout in layouts}  # type: ignore[call-overload]
+    with seeded(0):  # trying leaves the global generator as it was
+        models = {layout: network(10).to(memory_format=layout.form) for layout in layouts}  # type: ignore[call-overload]
     seconds = {way: float("inf") for way in ways}
     try:
         for _ in range(_REPEATS):
@@ -81,7 +83,8 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
 
 def step_seconds(model: nn.Module, shape: tuple[int, ...], layout: Layout, batch_size: int) -> float:
     """How long one forward and backward pass of a batch takes."""
-    x = torch.zeros(batch_size, *shape).contiguous(memory_format=layout.form)
+    x = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0))
+    x = x.contiguous(memory_format=layout.form)
     y = torch.zeros(batch_size, dtype=torch.long)
     started = time.perf_counter()
     nn.functional.cross_entropy(model(x), y).backward()
