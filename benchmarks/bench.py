@@ -61,6 +61,7 @@ def measure() -> None:
     record["machine"] = ledger.machine()
     figures = [figure for name, threads in BENCHMARKS.items() for figure in run(name, threads)]
     record["minutes"] = round((time.perf_counter() - started) / 60, 1)
+    record["processor_minutes"] = round((os.times().children_user + os.times().children_system) / 60, 1)
     record["figures"] = [{**ledger.asdict(figure), "goal": figure.goal, "met": figure.met} for figure in figures]
     KEPT.mkdir(parents=True, exist_ok=True)
     path = KEPT / f"{record['date'].replace(' ', '-').replace(':', '')}-{record['commit'].rstrip('+')}.json"

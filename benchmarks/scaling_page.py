@@ -15,7 +15,7 @@ one thread, processor time; load {load} on the machine. The network is small on 
 ![Time and peak memory](images/scaling.svg)
 
 **Exemplars** (100 classes, batch 64): {start:.2f} s + {each:.3f} ms an exemplar, of which the network takes
-{network:.3f} ms (images x its bare pass); exponent {power:.2f}, so linear. Peak memory beyond the exemplars
+{network:.3f} ms (images x its bare pass); exponent {power:.2f}: linear, after a start. Peak memory beyond the exemplars
 themselves: {kilobytes:.1f} KB an exemplar (an image has 12.3 KB; one in ten is new and kept, with its direction).
 
 {memory}
