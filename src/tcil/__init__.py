@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         WeightsMismatchError,
     )
     from tcil.calibration.options import Verdict
-    from tcil.calibration.perturbation import DirectionPolicy, SearchStep
+    from tcil.calibration.perturbation import DirectionPolicy, SearchMethod, SearchStep
     from tcil.calibration.prediction import predict_logits
     from tcil.calibration.ranks import sharded
     from tcil.calibration.temperature import Solver, TemperatureFit, fit_temperature
@@ -86,6 +86,7 @@ __all__ = [
     "PACTResult",
     "PerturbedFit",
     "PerturbedTemperatureScaling",
+    "SearchMethod",
     "SearchStep",
     "Solver",
     "TCILEvidence",

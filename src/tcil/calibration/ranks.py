@@ -55,14 +55,15 @@ class Ranks:
         dist.all_reduce(wire, group=self.group)
         return wire.to(values.device)
 
-    def gathered(self, own: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-        """The rows of all batches in their order, given those of this rank's and the length of every batch.
+    def gathered(self, own: list[Tensor], lengths: Sequence[int]) -> Tensor:
+        """The rows of all batches in their order, given those of this rank's (used up) and the length of every batch.
 
         Every rank must know what a batch looks like: the first one is computed everywhere, and not counted twice.
         """
+        joined = _joined(own)
         if self.size == 1:
-            return torch.cat(list(own))
-        rows = torch.cat(list(own))[0 if self.first else lengths[0] :]
+            return joined
+        rows = joined[0 if self.first else lengths[0] :]
         counts = [sum(lengths[rank :: self.size]) for rank in range(self.size)]
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
@@ -89,6 +90,16 @@ class Ranks:
     def _wire(self, values: Tensor) -> Tensor:
         """The tensor where the backend can send it from: NCCL sends from the GPU."""
         return values.cuda() if dist.get_backend(self.group) == "nccl" else values.cpu()
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The parts in one tensor; each is let go once it is copied, so that they do not take twice the memory."""
+    whole, done = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:]), 0
+    while parts:
+        part = parts.pop(0)
+        whole[done : done + len(part)] = part
+        done += len(part)
+    return whole
 
 
 _current: ContextVar[Ranks | None] = ContextVar("tcil_ranks", default=None)

@@ -25,7 +25,8 @@ from tcil.incremental.images import Dataset, Pixels
 from tcil.incremental.learners import Learner, TaskData, make_learner
 from tcil.incremental.learners.base import Schedule
 from tcil.incremental.memory import Memory, UniformMemory
-from tcil.incremental.networks import network_factory
+from tcil.incremental.networks import ResNet, network_factory
+from tcil.incremental.placement import Layout, choose_placement
 from tcil.incremental.stream import Task, TaskStream, class_order, equal_sizes
 from tcil.incremental.training import EpochState, Interrupted, OptimizerKind, train_stage
 
@@ -42,6 +43,7 @@ class Progress:
     loss: float | None = None
 
 
+PLACED = ("layout", "threads", "images_per_second")  # in environment.json
 Listener = Callable[[Progress], None]
 
 
@@ -72,6 +74,7 @@ class Run:
         self.stream = make_stream(settings, self.dataset)
         self.n_classes = self.stream.seen(len(self.stream) - 1)
         self.pixels = Pixels(self.dataset)
+        self.placed: dict[str, Any] = {}
         column_of = torch.full((self.dataset.n_classes,), -1)
         column_of[torch.tensor(self.stream.order)] = torch.arange(self.n_classes)
         self.test_columns = column_of[self.dataset.test.labels]
@@ -139,14 +142,30 @@ class Run:
 
     @contextmanager
     def threads(self) -> Iterator[None]:
-        """As many threads as the run began with: sums depend on it, and a resumed run must go on to the same bytes."""
+        """Threads and layout that the run began with: sums depend on them, and a resumed run must go on as it was."""
         before = torch.get_num_threads()
-        began = (self.store.read_json("environment.json") or {}).get("threads") if self.device.type == "cpu" else None
-        torch.set_num_threads(began or before)
+        self._place()
         try:
             yield
         finally:
             torch.set_num_threads(before)
+
+    def _place(self) -> None:
+        """Threads and layout of this run: those it began with, else by a short measurement that is noted at once."""
+        if self.device.type != "cpu":
+            return
+        began = self.store.read_json("environment.json") or {}
+        if "threads" in began:
+            layout = Layout.parse(began.get("layout", "channels_last"), "layout")
+            self.placed = {key: began[key] for key in PLACED if key in began}
+        else:
+            chosen = choose_placement(network_factory(self.settings.network), self.dataset.image_shape)
+            layout, self.placed = chosen.layout, chosen.record()
+        torch.set_num_threads(self.placed["threads"])
+        self.dataset = replace(self.dataset, layout=layout)
+        self.pixels = Pixels(self.dataset)
+        if not began:
+            self.store.write_json("environment.json", {**environment(self.device), **self.placed, "seconds": {}})
 
     def walk(self, listener: Listener | None = None) -> Iterator[tuple[Task, Memory, Learner]]:
         """Each task with its memory and its network, trained now where it was not yet (refused without a listener)."""
@@ -173,13 +192,17 @@ class Run:
         """With what and how long something was computed; with the environment, not with the results."""
         known = (self.store.read_json("environment.json") or {}).get("seconds", {})
         known.setdefault(at, {})[what] = round(known.get(at, {}).get(what, 0.0) + seconds, 3)
-        self.store.write_json("environment.json", {**environment(self.device), "seconds": known})
+        self.store.write_json("environment.json", {**environment(self.device), **self.placed, "seconds": known})
 
     # one task ------------------------------------------------------------------------------------------------
 
     def _learner(self) -> Learner:
         s = self.settings
-        network = network_factory(s.network)
+        make, form = network_factory(s.network), self.dataset.layout.form
+
+        def network(n_classes: int) -> ResNet:
+            return make(n_classes).to(memory_format=form)  # type: ignore[call-overload, no-any-return]
+
         return make_learner(
             s.learner, network, self.n_classes, seed=s.seed, options=s.learner_options, device=self.device
         )

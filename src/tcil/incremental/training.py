@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tcil.calibration import ranks
 from tcil.calibration.options import Option
 from tcil.calibration.ranks import Ranks
-from tcil.incremental.images import Dataset, Pixels
+from tcil.incremental.images import Dataset, ImageSet, Pixels
 from tcil.incremental.learners.base import Stage
 
 
@@ -80,6 +80,7 @@ def train_stage(
     restore_optimizer(steps, state.optimizer)
     if state.generator is not None:
         generator.set_state(state.generator)
+    inputs_of = _reader(stage, pixels, dataset.train, generator, batch_size)
     for epoch in range(state.epoch, stage.schedule.epochs):
         for group in steps.param_groups:
             group["lr"] = stage.schedule.rate(epoch)
@@ -92,7 +93,7 @@ def train_stage(
         state = EpochState()
         for rows in order.split(batch_size)[done:]:
             part, weight = _share(together, len(rows))
-            inputs = pixels.augmented(dataset.train, rows, generator, part)
+            inputs = inputs_of(rows, part)
             loss = stage.loss(inputs, columns[rows[part]].to(inputs.device))
             steps.zero_grad(set_to_none=True)
             loss.backward()
@@ -134,6 +135,30 @@ def _exchange(
     for value, mean in zip(shared, values, strict=True):
         value.copy_(mean.view_as(value))
     return mean_loss.squeeze(0), bool(stops > 0)
+
+
+def _reader(
+    stage: Stage, pixels: Pixels, part: ImageSet, generator: torch.Generator, batch_size: int
+) -> Callable[[Tensor, slice], Tensor]:
+    """What the loss reads of a part of the rows: augmented images, or what the stage's frozen part makes of them.
+
+    That is computed once for every image that augmentation can make, where those are fewer than there are epochs.
+    """
+    embed = stage.embed
+    if embed is None:
+        return lambda rows, keep: pixels.augmented(part, rows, generator, keep)
+    if pixels.n_views > min(2, stage.schedule.epochs):
+        return lambda rows, keep: embed(pixels.augmented(part, rows, generator, keep))
+    views = [[embed(view) for view in pixels.views(part, rows)] for rows in stage.rows.split(batch_size)]
+    kept = torch.cat([torch.stack(batch, dim=1) for batch in views])
+    place = torch.full((len(part),), -1)
+    place[stage.rows] = torch.arange(len(stage.rows))
+
+    def look_up(rows: Tensor, keep: slice) -> Tensor:
+        view = torch.randint(kept.shape[1], rows.shape, generator=generator)[keep]
+        return kept[place[rows[keep]].to(kept.device), view.to(kept.device)]
+
+    return look_up
 
 
 def make_optimizer(kind: OptimizerKind, parameters: object, lr: float, weight_decay: float) -> torch.optim.Optimizer:
