@@ -27,7 +27,7 @@ LABEL_SHIFT_ERROR = 0.30  # of the bias by label shift, beside the sampling erro
 DRIFT = (0.10, 0.10)  # of log T and of the share, from one task to the next
 # Before any evidence nothing is known of log T, and the share has the mean and variance of a uniform one in [0, 1].
 _UNKNOWN = ((0.0, 0.5), (1e-6, 12.0))
-_FEWEST = 5.0  # effective validation images below which a mean or an error means nothing
+_FEWEST = 5  # validation images below which a mean or an error means nothing
 _OF_THE_SEARCH = frozenset(
     (Verdict.TARGET_ABOVE_RANGE, Verdict.TARGET_BELOW_RANGE, Verdict.TARGET_JUMPED, Verdict.BELOW_TOLERANCE,
      Verdict.BRACKET_WIDENED, Verdict.DEGENERATE_VALID, Verdict.DEGENERATE_MEMORY)
@@ -337,7 +337,8 @@ def _label_shift(
 ) -> tuple[float, float, float] | None:
     """The bias at which images of new classes have odds K_old / K_new on average; its slope in log T; its error.
 
-    None where it rests on too few images: the mean of odds has a heavy tail, and few of them may make up all of it.
+    None where there are too few images, or none of some new class. The odds have a heavy tail: where few images make
+    up most of the mean, the error is near 1.
     """
     z = logits.double() / math.exp(log_temperature)
     old, new = z[:, ~is_new], z[:, is_new]
@@ -345,7 +346,7 @@ def _label_shift(
     odds = torch.logsumexp(old, dim=1) - torch.logsumexp(new, dim=1) + share.log()
     mean = torch.logsumexp(odds, dim=0)
     weight = torch.exp(odds - mean)  # sums to 1
-    if len(columns.unique()) < new.shape[1] or float(1 / weight.square().sum()) < _FEWEST:
+    if len(columns) < _FEWEST or len(columns.unique()) < new.shape[1]:
         return None
     slopes = (torch.softmax(old, dim=1) * old).sum(dim=1) - (torch.softmax(new, dim=1) * new).sum(dim=1)
     variance = float((weight - share).square().sum())
