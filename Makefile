@@ -5,13 +5,13 @@ BIN    := $(VENV)/bin
 # One spinning OpenMP thread too many costs more than it gives on a shared machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-real lint bench results clean
+.PHONY: demo test test-real lint bench bench-history results clean
 
 demo: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/tcil run
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -q
 
 # Needs CIFAR-100 and the authors' checkpoints; TCIL_DATA names the folder that holds them.
 test-real: $(VENV)/.dev
@@ -22,8 +22,13 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Ratios side by side, kept per commit under docs/results/bench; TCIL_DATA=DIR for the authors' checkpoint.
 bench: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibration.py
+	$(BIN)/python benchmarks/bench.py
+
+# The last of those tables beside each other.
+bench-history: $(VENV)/.dev
+	$(BIN)/python benchmarks/bench.py --history 5
 
 # docs/results.md from the JSON files under docs/results; trains nothing.
 results: $(VENV)/.bench

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+os.environ["TCIL_LAYOUT"] = "channels_last"  # else every run would measure which layout is faster
 ROOT = Path(__file__).resolve().parent.parent
 
 

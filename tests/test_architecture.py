@@ -47,9 +47,25 @@ def test_calibration_needs_torch_numpy_scipy_only():
 
 def test_every_module_is_in_a_layer():
     loose = {path.name for path in SOURCE.glob("*.py")}
-    assert loose == {"__init__.py", "metrics.py", "networks.py"}
+    assert loose == {"__init__.py", "__main__.py", "metrics.py", "networks.py"}
     assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} <= set(LAYERS)
     assert not list(SOURCE.rglob("util*"))
+
+
+def test_nothing_untrusted_is_unpickled():
+    """CIFAR's own files go through the restricted unpickler, weights through weights_only; nothing else is pickle."""
+    for path in SOURCE.rglob("*.py"):
+        assert path.name == "files.py" or not imports_of(path) & {"pickle", "cloudpickle", "shelve", "marshal"}, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called, given = ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords}
+            if called == "torch.load":
+                assert given.get("weights_only") == "True", path
+            if called == "np.load":
+                assert given.get("allow_pickle") == "False", path
+            assert "_object" not in called.rpartition(".")[2], f"{path}: {called} sends pickles"
+            assert called not in ("eval", "exec"), path
 
 
 def test_importing_tcil_does_not_import_torch():

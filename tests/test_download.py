@@ -105,6 +105,53 @@ def test_archives_cannot_write_outside(server, tmp_path):
     assert not (tmp_path / "escaped").exists()
 
 
+@pytest.mark.parametrize("kind", ["absolute", "symbolic link", "hard link", "device", "link and file"])
+def test_archives_cannot_reach_outside_in_other_ways(server, tmp_path, kind):
+    """Not by an absolute name, nor by a link that points out of the folder, nor through such a link."""
+    inside, outside = tmp_path / "in", tmp_path / "outside"
+    outside.mkdir()
+    secret = outside / "secret"
+    secret.write_text("before")
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        entry = tarfile.TarInfo("data/entry")
+        if kind == "absolute":
+            entry.name = str(outside / "escaped")
+        elif kind == "hard link":
+            entry.type, entry.linkname = tarfile.LNKTYPE, str(secret)
+        elif kind == "device":
+            entry.type = tarfile.CHRTYPE
+        else:
+            entry.type, entry.linkname = tarfile.SYMTYPE, str(outside)
+        tar.addfile(entry, io.BytesIO())
+        if kind == "link and file":
+            through = tarfile.TarInfo("data/entry/secret")
+            through.size = 5
+            tar.addfile(through, io.BytesIO(b"after"))
+        tar.addfile(tarfile.TarInfo("data/plain"), io.BytesIO())
+    known = release(server, content.getvalue())
+    if kind == "absolute":  # the leading slash is taken off, and it lands inside
+        download("it", inside, releases=known)
+    else:
+        with pytest.raises(ValueError, match="entries inside their folder"):
+            download("it", inside, releases=known)
+        assert not (inside / "data").exists()
+    assert secret.read_text() == "before"
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+
+
+def test_a_zip_link_is_a_plain_file(server, tmp_path):
+    """zipfile makes no links: what says it is one becomes a file with the target's name in it."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as bundle:
+        link = zipfile.ZipInfo("data/link")
+        link.external_attr = 0o120777 << 16
+        bundle.writestr(link, str(tmp_path / "outside"))
+    target = download("it", tmp_path / "in", releases=release(server, content.getvalue(), name="data.zip"))
+    assert not (target / "link").is_symlink()
+    assert (target / "link").read_text() == str(tmp_path / "outside")
+
+
 def test_no_network(tmp_path):
     known = {"it": Release("http://127.0.0.1:1/data.tar.gz", "", "data")}
     with pytest.raises(ValueError, match="a network that reaches it"):

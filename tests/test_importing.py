@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tcil.experiments.cli import app
 from tcil.experiments.importing import import_run
+from tcil.experiments.store import RunFolder
 from tcil.incremental.networks import small_cnn
 
 TASKS = [[7, 3], [5, 1]]
@@ -93,7 +94,7 @@ class TestRunFolder:
         whole = import_run(source, tmp_path / "in", data=None, calibrators=NAMES)
         for index, n_seen in enumerate((2, 4)):
             folder = tmp_path / "in" / f"task-{index:02d}"
-            assert json.loads((folder / "results.json").read_text()) == json.loads(json.dumps(whole["tasks"][index]))
+            assert RunFolder(folder).read_json("results.json") == json.loads(json.dumps(whole["tasks"][index]))
             stored = load_file(folder / "logits.safetensors")
             parts = ("test", "pool", "memory", "reserve")
             assert set(stored) == {f"{part}_{kind}" for part in parts for kind in ("logits", "columns")}

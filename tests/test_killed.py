@@ -19,6 +19,7 @@ import pathlib
 import random
 import signal
 import time
+import warnings
 
 import pytest
 
@@ -119,6 +120,8 @@ class Phases:
 
 def child(settings, folder, dataset, write, entered):
     pathlib.Path.open = slow_open
+    # A half-written file is told by its checksum and made anew; here it must not come about at all.
+    warnings.simplefilter("error", store_module.DamagedFileWarning)
     phases = Phases(entered)
     store_module.replace_file = phases.wrap("write", write)
     run_module.train_stage = phases.wrap(

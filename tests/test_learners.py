@@ -18,7 +18,7 @@ from tcil.incremental.learners.base import Schedule, grow_head, soft_cross_entro
 from tcil.incremental.learners.der import auxiliary_labels
 from tcil.incremental.learners.wa import align_weights
 from tcil.incremental.networks import small_cnn
-from tcil.incremental.training import EpochState, OptimizerKind, TrainingDiverged, train_stage
+from tcil.incremental.training import EpochState, OptimizerKind, TrainingDiverged, _reader, train_stage
 
 MAIN = Schedule(epochs=2, lr=0.05, milestones=(1,), weight_decay=2e-4)
 
@@ -286,7 +286,45 @@ class TestDER:
         assert torch.bincount(data.column_of_row[stage.rows], minlength=4).tolist() == [6, 6, 6, 6]
         x, y = batch(digits, data)
         want = nn.functional.cross_entropy(learner.model.eval()(x)[:, :4] / 5, y)
-        assert torch.allclose(stage.loss(x, y), want, atol=1e-5)
+        assert torch.allclose(stage.loss(stage.embed(x), y), want, atol=1e-5)
+        assert not stage.embed(x).requires_grad
+
+    @pytest.mark.parametrize(("flip", "views"), [(True, 2), (False, 1)])
+    def test_second_stage_sees_every_image_once_where_nothing_is_cropped(self, digits, flip, views):
+        """And trains the head as on images embedded anew each time."""
+        data_set = dataclasses.replace(digits, padding=0, flip=flip)
+        learner, data = two_tasks("der", digits, finetune_epochs=4, finetune_milestones=())
+        learner.begin_task(data)
+        stage = learner.stage("finetune", data, MAIN, torch.Generator().manual_seed(0))
+        seen = []
+
+        def embed(x):
+            seen.append(len(x))
+            return stage.embed(x)
+
+        def reader():
+            generator = torch.Generator().manual_seed(1)
+            return _reader(dataclasses.replace(stage, embed=embed), Pixels(data_set), data_set.train, generator, 7)
+
+        kept = reader()
+        rows = stage.rows[torch.randperm(len(stage.rows), generator=torch.Generator().manual_seed(5))][:11]
+        read = kept(rows, slice(None))
+        assert sum(seen) == views * len(stage.rows)
+        ways = [stage.embed(view) for view in Pixels(data_set).views(data_set.train, rows)]
+        matches = torch.stack([(read - way).abs().amax(dim=1) < 1e-4 for way in ways])
+        assert matches.any(dim=0).all()
+        assert not flip or matches.float().mean(dim=1).min() > 0  # both views turn up
+        assert torch.equal(read, reader()(rows, slice(None)))  # and the generator says which
+
+    def test_second_stage_embeds_crops_anew(self, digits):
+        learner, data = two_tasks("der", digits)
+        learner.begin_task(data)
+        stage = learner.stage("finetune", data, MAIN, torch.Generator().manual_seed(0))
+        pixels, rows = Pixels(digits), stage.rows[:5]
+        assert pixels.n_views > 2
+        read = _reader(stage, pixels, digits.train, torch.Generator().manual_seed(1), 7)(rows, slice(None))
+        again = stage.embed(pixels.augmented(digits.train, rows, torch.Generator().manual_seed(1)))
+        assert torch.equal(read, again)
 
     def test_inference_omits_the_temperature_and_the_auxiliary_head(self, digits):
         learner, data = two_tasks("der", digits, finetune_epochs=1, finetune_milestones=())

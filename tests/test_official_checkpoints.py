@@ -63,3 +63,6 @@ def test_official_checkpoint(index):
     assert result.reachable
     assert result.verdicts == ("ok",)
     close(calibrator.predict_proba(logits), t_cil)
+    bisected = tcil.TCIL(search="bisection").fit(task.model, task.memory, task.valid, task.new_classes).result_
+    assert (result.magnitude, result.temperature) == (bisected.magnitude, bisected.temperature)
+    assert len(result.trace) <= 6 < len(bisected.trace)

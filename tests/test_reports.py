@@ -191,6 +191,30 @@ class TestReport:
         assert "<script" not in page.lower()
         assert "<img" not in page
 
+    def test_every_string_of_a_run_is_escaped(self, runs, tmp_path):
+        """Names, titles, settings, the environment and reasons: whatever a folder says, it is text."""
+        evil = "<script>alert(1)</script>\"'><svg onload=x>"
+        (first, *_) = collect.read_runs([runs])
+        record = json.loads(json.dumps({"settings": first.settings, "tasks": first.tasks}))
+        record["settings"] |= {"dataset": evil, "learner": evil, "network": evil, evil: evil}
+        record["settings"]["learner_options"] = {evil: evil}
+        record["environment"] = {"torch": evil, evil: {evil: [evil]}}
+        for task in record["tasks"]:
+            rows = task["calibrators"]
+            for row in rows.values():
+                row["title"] = evil
+            rows["ts"] = {"title": evil, "block": evil, "not_applicable": evil}
+            rows[evil] = {**rows["vanilla"], "block": evil}
+        folder = tmp_path / evil.replace("/", "")
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(record))
+        command("report", folder, "--out", tmp_path / "out")
+        page = (tmp_path / "out/report.html").read_text()
+        assert "&lt;script&gt;" in page
+        assert "<script" not in page.lower()
+        assert "<svg onload" not in page
+        assert "\"'><" not in page
+
     @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
     def test_in_a_real_browser(self, runs, tmp_path):
         command("report", runs, "--out", tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import random
 import weakref
 
 import numpy as np
@@ -16,7 +17,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import tcil
 from literal_tcil import t_cil
 from tcil.calibration.classifier import Classifier
-from tcil.calibration.perturbation import ClassMeans, DirectionPolicy, TargetChooser, search_magnitude
+from tcil.calibration.perturbation import (
+    ClassMeans,
+    DirectionPolicy,
+    SearchMethod,
+    TargetChooser,
+    search_magnitude,
+)
 from tcil.calibration.temperature import TemperatureFit
 
 
@@ -90,13 +97,15 @@ class TestPolicies:
 
 
 class TestMagnitudeSearch:
-    def run(self, curve, target, scale=1.0, tolerance=1e-3):
-        def at(magnitude):
-            t = curve(magnitude)
+    def run(self, curve, target, scale=1.0, tolerance=1e-3, method=SearchMethod.BISECTION, glance=None):
+        def fit(t):
             verdict = "all_correct" if t == 0 else "anti_informative" if t == math.inf else "ok"
             return TemperatureFit(t if verdict == "ok" else 1.0, tcil.Verdict(verdict), 0, 0, 0, 10)
 
-        return search_magnitude(at, at(0.0), target, tolerance=tolerance, input_scale=scale)
+        return search_magnitude(
+            lambda e: fit(curve(e)), fit(curve(0.0)), target, tolerance=tolerance, input_scale=scale, method=method,
+            glance=None if glance is None else lambda e: fit(glance(e)),
+        )  # fmt: skip
 
     def test_bisection_of_the_paper(self):
         found = self.run(lambda e: 10 * e, 3.0)
@@ -133,6 +142,65 @@ class TestMagnitudeSearch:
         found = self.run(lambda e: 0.0 if e < 0.4 else math.inf, 2.0)
         assert found.magnitude == pytest.approx(0.4, abs=1e-3)
         assert (found.reachable, found.verdicts) == (False, ("target_jumped",))
+
+    def growing(self, rng, target):
+        """A curve that never falls and meets the target somewhere."""
+        root, power = 10 ** rng.uniform(-3, 0.1), rng.uniform(0.2, 4)
+        right, wrong = root * rng.uniform(0, 1), root * rng.uniform(1, 4)
+        return {
+            "power": lambda e: target * (e / root) ** power,
+            "cut": lambda e: 0.0 if e < right else math.inf if e > wrong else target * (e / root) ** power,
+            "jump": lambda e: 0.0 if e < root else math.inf,
+            "steps": lambda e: target * 2 ** math.floor(3 * math.log(e / root)) if e else 0.0,
+        }[rng.choice(["power", "cut", "jump", "steps"])]
+
+    def test_interpolation_ends_in_the_bisections_bracket(self):
+        """Growing curves of many shapes, with degenerate stretches on either side."""
+        rng = random.Random(0)
+        for _ in range(300):
+            target = rng.uniform(0.2, 5)
+            curve = self.growing(rng, target)
+            for scale in (1.0, 7.0):
+                want = self.run(curve, target, scale)
+                got = self.run(curve, target, scale, method=SearchMethod.INTERPOLATION)
+                assert got.magnitude == pytest.approx(want.magnitude, rel=1e-12)
+                assert (got.reachable, got.bracket, got.verdicts) == (want.reachable, want.bracket, want.verdicts)
+                assert len(got.trace) <= len(want.trace) + 6  # a jump cannot be interpolated
+
+    def test_interpolation_on_a_smooth_curve_takes_few_steps(self):
+        for root in (0.004, 0.03, 0.2, 0.9):
+            found = self.run(lambda e, root=root: 2 * (e / root) ** 0.6, 2.0, method=SearchMethod.INTERPOLATION)
+            assert abs(found.magnitude - root) < 1e-3
+            assert len(found.trace) - 1 <= 6
+
+    @pytest.mark.parametrize(
+        "curve",
+        [
+            lambda e: 4.0 * e / 0.03 if e < 0.1 else 1.0 + e,  # falls again: the bisection never sees the first root
+            lambda e: 5.0 if 0.01 < e < 0.02 or e > 0.6 else 1.0,  # a bump below the root
+            lambda e: 1.0 if 0.4 < e < 0.55 else 60 * e,  # a dip around the bisection's first middle
+        ],
+    )
+    def test_interpolation_gives_way_where_the_temperature_does_not_grow(self, curve):
+        bisected = self.run(curve, 3.0)
+        found = self.run(curve, 3.0, method=SearchMethod.INTERPOLATION, glance=curve)
+        assert (found.magnitude, found.verdicts) == (bisected.magnitude, bisected.verdicts)
+
+    def test_a_glance_that_errs_is_checked(self):
+        """Few samples may lie: only the temperature of all of them overrules the interpolation."""
+        want = self.run(lambda e: 100 * e, 3.0, method=SearchMethod.INTERPOLATION)
+        found = self.run(lambda e: 100 * e, 3.0, method=SearchMethod.INTERPOLATION, glance=lambda e: 0.1)
+        assert found.magnitude == want.magnitude
+        assert len(found.trace) > len(want.trace)
+
+    def test_wiggles_beside_the_root_still_give_a_crossing(self):
+        """Too near for a glance: another crossing than the bisection's may be found, but it is one."""
+        found = self.run(
+            lambda e: 100 * e * (1 + 0.5 * math.sin(400 * e)), 3.0, method=SearchMethod.INTERPOLATION
+        )  # fmt: skip
+        below, above = (found.magnitude + side * 0.5 / 1024 for side in (-1, 1))
+        steps = {round(step.magnitude, 9): step.temperature for step in found.trace}
+        assert steps[round(below, 9)] < 3.0 <= steps[round(above, 9)]
 
     def test_tolerance(self):
         assert len(self.run(lambda e: 10 * e, 3.0, tolerance=0.1).trace) == 1 + 4
@@ -437,7 +505,7 @@ class TestVerdicts:
 
 
 class TestPasses:
-    """The floor: one feature pass, one gradient pass, ten passes over the new exemplars, one over the perturbed."""
+    """One feature pass, one gradient pass, the search's passes over the new exemplars, one over the perturbed."""
 
     def count(self, task, **options):
         images = {"forward": 0, "with_graph": 0}
@@ -452,10 +520,20 @@ class TestPasses:
         return images, result
 
     def test_images_through_the_model(self, task):
-        images, result = self.count(task)
+        images, result = self.count(task, search="bisection")
         n, new, valid = result.n_exemplars, result.n_new_exemplars, result.n_valid
         assert images["with_graph"] == n
-        assert images["forward"] == n + n + 10 * new + n + valid
+        tried_folding = 2 + 2  # two images before and after
+        assert images["forward"] == n + n + 10 * new + n + valid + tried_folding
+
+    def test_interpolation_needs_about_half_the_search(self, task):
+        images, result = self.count(task)
+        bisected, same = self.count(task, search="bisection")
+        assert (result.magnitude, result.temperature) == (same.magnitude, same.temperature)
+        assert len(result.trace) < len(same.trace)
+        saved = (len(same.trace) - len(result.trace)) * result.n_new_exemplars
+        glances = images["forward"] - (bisected["forward"] - saved)
+        assert 0 <= glances <= 4 * result.n_new_exemplars
 
     def test_loaders_cost_no_more(self, task):
         loader = DataLoader(TensorDataset(*task.memory), batch_size=7)
@@ -477,6 +555,42 @@ class TestPasses:
         assert seen
         assert not any(any(flags) for flags in seen)
         assert all(p.grad is None for p in task.model.parameters())
+
+
+class TestInChunks:
+    """What grows with classes is worked off in pieces, to the same answer."""
+
+    def test_distances(self, monkeypatch):
+        generator = torch.Generator().manual_seed(0)
+        features, columns = torch.randn(57, 8, generator=generator), torch.arange(57) % 11
+        means = ClassMeans()
+        means.add(features, columns)
+        for policy in DirectionPolicy:
+            answers = []
+            for elements in (1 << 21, 33, 1):
+                monkeypatch.setattr("tcil.calibration.perturbation._CHUNK_ELEMENTS", elements)
+                answers.append(TargetChooser(policy, means.means(), torch.arange(11) > 8, 0)(features, columns))
+            assert torch.equal(answers[0], answers[1])
+            assert torch.equal(answers[0], answers[2])
+
+    def test_a_whole_fit(self, task, monkeypatch):
+        whole = fit(task).result_
+        monkeypatch.setattr("tcil.calibration.perturbation._CHUNK_ELEMENTS", 20)
+        monkeypatch.setattr("tcil.calibration.temperature._CHUNK_ELEMENTS", 20)
+        pieces = fit(task).result_
+        assert pieces.temperature == pytest.approx(whole.temperature, rel=1e-12)
+        assert (pieces.magnitude, pieces.n_exemplars) == (whole.magnitude, whole.n_exemplars)
+
+
+@pytest.mark.parametrize("policy", DirectionPolicy)
+def test_both_searches_find_the_same(digits_tasks, policy):
+    for index in (1, 3, 4):
+        one, other = (fit(digits_tasks[index], policy=policy, search=search).result_ for search in SearchMethod)
+        assert (one.magnitude, one.temperature, one.verdicts) == (other.magnitude, other.temperature, other.verdicts)
+
+
+def test_sgd_is_bisected(task):
+    assert len(fit(task, solver="sgd").result_.trace) == 11
 
 
 def test_sgd_solver_runs_for_parity(task):
@@ -517,3 +631,34 @@ def test_classifier_reports_where_features_come_from(task):
         _, features = classifier.logits_and_features(classifier.place(task.valid[0]))
         assert classifier.source.heads == ("fc",)
         assert torch.allclose(features, task.model.features(task.valid[0]), atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_bad_images_are_counted_whatever_the_chunks(task, monkeypatch, rows):
+    monkeypatch.setattr("tcil.calibration.examples._ROWS", rows)
+    images, labels = task.memory[0].clone(), task.memory[1]
+    images[3, 0, 0, 0], images[50:53] = math.nan, math.inf
+    with pytest.raises(ValueError, match=f"NaN or infinity in 4 of {len(labels)} examples"):
+        fit(task, memory=(images, labels))
+
+
+def test_one_pass_of_the_test_set_serves_all(task, tmp_path, monkeypatch):
+    """In a run, no test image goes through the network twice: calibrators and metrics share its logits."""
+    from tcil.experiments.run import Run
+    from tcil.experiments.settings import build
+    from tcil.incremental.datasets import load_dataset
+
+    settings = build({"dataset": "digits", "tasks": [4], "classes": 4, "epochs": 1, "milestones": [], "memory": 40})
+    run = Run(settings, tmp_path, dataset=load_dataset("digits"))
+    passed, forward = [], tcil.networks.ResNet.forward
+
+    def note(self, x):
+        passed.append(x.detach().clone())
+        return forward(self, x)
+
+    monkeypatch.setattr(tcil.networks.ResNet, "forward", note)
+    run.execute()
+    test = run.pixels.plain(run.dataset.test, (run.test_columns >= 0).nonzero().squeeze(1))
+    seen = torch.cat([batch for batch in passed if len(batch) > 2]).flatten(1)
+    times = [(seen == image).all(dim=1).sum().item() for image in test.flatten(1)]
+    assert set(times) == {1}

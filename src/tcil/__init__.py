@@ -46,8 +46,9 @@ if TYPE_CHECKING:
         WeightsMismatchError,
     )
     from tcil.calibration.options import Verdict
-    from tcil.calibration.perturbation import DirectionPolicy, SearchStep
+    from tcil.calibration.perturbation import DirectionPolicy, SearchMethod, SearchStep
     from tcil.calibration.prediction import predict_logits
+    from tcil.calibration.ranks import sharded
     from tcil.calibration.temperature import Solver, TemperatureFit, fit_temperature
 
 # Where public names are looked for when they are first used.
@@ -57,6 +58,7 @@ _HOMES = (
     "tcil.calibration.options",
     "tcil.calibration.perturbation",
     "tcil.calibration.prediction",
+    "tcil.calibration.ranks",
     "tcil.calibration.temperature",
 )
 _MODULES = ("metrics", "networks")
@@ -84,6 +86,7 @@ __all__ = [
     "PACTResult",
     "PerturbedFit",
     "PerturbedTemperatureScaling",
+    "SearchMethod",
     "SearchStep",
     "Solver",
     "TCILEvidence",
@@ -98,6 +101,7 @@ __all__ = [
     "metrics",
     "networks",
     "predict_logits",
+    "sharded",
 ]
 
 

@@ -27,6 +27,7 @@ _DICT_KEYS = (
     ("input", "target"),
     ("inputs", "targets"),
 )
+_ROWS = 256
 _KINDS = "a pair (inputs, labels) of tensors or arrays, a Dataset, or a DataLoader"
 
 
@@ -171,8 +172,9 @@ class ExampleStream:
         if x.dtype in (torch.float16, torch.bfloat16):
             self.half_precision = True
             x = x.float()
-        if not bool(torch.isfinite(x).all()):
-            bad = int((~torch.isfinite(x)).flatten(1).any(dim=1).sum())
+        # A few rows at a time: the test needs as much memory as what it is given.
+        bad = sum(int((~torch.isfinite(rows)).flatten(1).any(dim=1).sum()) for rows in x.unsqueeze(-1).split(_ROWS))
+        if bad:
             raise invalid(f"{self.argument} inputs", f"NaN or infinity in {bad} of {len(x)} examples", "finite numbers")
         if len(y) and int(y.min()) < 0:
             raise invalid(f"{self.argument} labels", f"the label {int(y.min())}", "labels of 0 or more")

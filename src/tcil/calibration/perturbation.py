@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tcil.calibration.options import Option, Verdict
+from tcil.calibration.ranks import Ranks
 from tcil.calibration.temperature import TemperatureFit
+
+# Distances to class means are held for this many pairs of a row and a class at a time.
+_CHUNK_ELEMENTS = 1 << 21
 
 
 class DirectionPolicy(Option):
@@ -30,6 +34,22 @@ class DirectionPolicy(Option):
     FARTHEST = "farthest", "every exemplar toward the farthest class mean"
 
 
+class SearchMethod(Option):
+    """How the magnitude is looked for.
+
+    >>> from tcil import SearchMethod
+    >>> print(*(f"{m}: {m.meaning}" for m in SearchMethod), sep="\\n")
+    interpolation: the bracket that the bisection ends in, found by interpolating log T in about half as many passes
+    bisection: the paper's: the bracket is halved until it is no wider than the tolerance
+    """
+
+    INTERPOLATION = (
+        "interpolation",
+        "the bracket that the bisection ends in, found by interpolating log T in about half as many passes",
+    )
+    BISECTION = "bisection", "the paper's: the bracket is halved until it is no wider than the tolerance"
+
+
 class ClassMeans:
     """Feature means by class, summed up a batch at a time; grows as new labels turn up."""
 
@@ -46,6 +66,13 @@ class ClassMeans:
             self.counts = torch.cat([self.counts, torch.zeros(missing, dtype=torch.long)])
         self._sums.index_add_(0, columns, features.cpu().double())
         self.counts.index_add_(0, columns, torch.ones_like(columns))
+
+    def share(self, together: Ranks, n_classes: int, width: int) -> None:
+        """Add what the other ranks counted: classes up to `n_classes`, features `width` wide."""
+        sums, counts = torch.zeros(n_classes, width, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.long)
+        if len(self.counts):
+            sums[: len(self.counts)], counts[: len(self.counts)] = self._sums, self.counts
+        self._sums, self.counts = together.total(sums), together.total(counts)
 
     def means(self) -> Tensor:
         """The means (K, D) in float64, on the CPU."""
@@ -64,8 +91,12 @@ class TargetChooser:
         """Target columns (B,) for features (B, D) of exemplars of the classes `columns` (B,)."""
         n_classes = len(self._means)
         if self._policy is DirectionPolicy.RANDOM:
-            step = torch.randint(1, n_classes, columns.shape, generator=self._generator)
-            return (columns + step) % n_classes
+            return (columns + self._draw(columns)) % n_classes
+        rows = max(1, _CHUNK_ELEMENTS // n_classes)
+        chunks = zip(features.split(rows), columns.split(rows), strict=True)
+        return torch.cat([self._by_distance(*chunk) for chunk in chunks])
+
+    def _by_distance(self, features: Tensor, columns: Tensor) -> Tensor:
         rows = features.detach().cpu().double()
         # Squared distance less the row's own |f|^2, which does not change which mean is nearest or farthest.
         distance = self._square_norms - 2.0 * rows @ self._means.T
@@ -79,6 +110,14 @@ class TargetChooser:
         if self._policy is DirectionPolicy.FARTHEST:
             return farthest
         return torch.where(self._is_new[columns], farthest, nearest)
+
+    def skip(self, columns: Tensor) -> None:
+        """Draw what exemplars that another rank perturbs would have drawn here."""
+        if self._policy is DirectionPolicy.RANDOM:
+            self._draw(columns)
+
+    def _draw(self, columns: Tensor) -> Tensor:
+        return torch.randint(1, len(self._means), columns.shape, generator=self._generator)
 
 
 @dataclass(frozen=True)
@@ -107,6 +146,10 @@ class MagnitudeSearch:
     verdicts: tuple[Verdict, ...]
 
 
+_START = 1 / 32  # of the bracket: adversarial magnitudes are a few hundredths of the inputs' scale
+_GROWTH = 0.5  # of log T with log magnitude, until two temperatures tell
+
+
 def search_magnitude(
     temperature_at: Callable[[float], TemperatureFit],
     clean: TemperatureFit,
@@ -114,40 +157,108 @@ def search_magnitude(
     *,
     tolerance: float,
     input_scale: float,
+    method: SearchMethod = SearchMethod.BISECTION,
+    glance: Callable[[float], TemperatureFit] | None = None,
 ) -> MagnitudeSearch:
-    """MagSearch (Algorithm 2): bisect the magnitude in [0, 1] until the temperature meets the target.
+    """MagSearch (Algorithm 2): the magnitude in [0, 1] at which the temperature meets the target.
 
     `clean` is the temperature at magnitude 0, known from the feature pass. The paper's bracket is in units of
     normalised inputs. Where inputs are larger (`input_scale`, their standard deviation) and the target is beyond
     magnitude 1, the search goes on from 1 to that scale, to the same relative tolerance: as many passes once more.
+
+    Interpolation tries only magnitudes that the bisection could try, and ends between two neighbours of them: in the
+    bisection's own bracket wherever the temperature grows with the magnitude. Middles that the bisection would have
+    tried far from there are looked at with `glance`, the temperature of a few samples; if one lies on the other side of
+    the target and proves to be there, the temperature does not grow, and the bisection decides.
     """
     trace = [SearchStep(0.0, clean.limit)]
+    tried: dict[float, SearchStep] = {}
 
     def outcome(magnitude: float, reachable: bool, high: float, *verdicts: Verdict) -> MagnitudeSearch:
         return MagnitudeSearch(magnitude, reachable, (0.0, high), tuple(trace), verdicts)
 
-    def bisect(low: SearchStep, high: float, width: float) -> tuple[SearchStep, float, float]:
-        """Shrink [low, high]; return both ends and the temperature seen at the high one (nan if never tried)."""
-        seen_high = math.nan
-        while high - low.magnitude > width:
-            step = SearchStep(middle := (low.magnitude + high) / 2, temperature_at(middle).limit)
-            trace.append(step)
-            if step.temperature < target:
-                low = step
-            else:
-                high, seen_high = middle, step.temperature
-        return low, high, seen_high
+    def step_at(magnitude: float) -> SearchStep:
+        if magnitude not in tried:
+            tried[magnitude] = SearchStep(magnitude, temperature_at(magnitude).limit)
+            trace.append(tried[magnitude])
+        return tried[magnitude]
 
+    def bisect(low: SearchStep, top: float, width: float) -> tuple[SearchStep, SearchStep]:
+        """Both ends of the last bracket; the top's temperature is nan, since it is never tried."""
+        high = SearchStep(top, math.nan)
+        while high.magnitude - low.magnitude > width:
+            step = step_at((low.magnitude + high.magnitude) / 2)
+            low, high = (step, high) if step.temperature < target else (low, step)
+        return low, high
+
+    def interpolate(low: SearchStep, top: float, width: float) -> tuple[SearchStep, SearchStep]:
+        """The same, by steps to the guessed root; two that do not halve the bracket are followed by one that does."""
+        begin, ends, slow = low, (low, SearchStep(top, math.nan)), 0
+        halvings = math.ceil(math.log2(max(1.0, (top - begin.magnitude) / width)))
+        cells, first, last = 2**halvings, 0, 2**halvings
+        cell = (top - begin.magnitude) / cells
+        while last - first > 1:
+            guess = round((_guess(list(tried.values()), target, _START * top) - begin.magnitude) / cell)
+            if slow == 2 or not first <= guess <= last:
+                guess = (first + last) // 2
+            index = min(max(guess, first + 1), last - 1)
+            step, before = step_at(begin.magnitude + index * cell), last - first
+            if step.temperature < target:
+                first, ends = index, (step, ends[1])
+            else:
+                last, ends = index, (ends[0], step)
+            slow = 0 if 2 * (last - first) <= before else slow + 1
+        low, high = ends
+        for middle in _bisected(0, cells, first):
+            magnitude = begin.magnitude + middle * cell
+            far = magnitude >= 2 * high.magnitude or magnitude <= low.magnitude / 2
+            if (
+                glance is None
+                or not far
+                or magnitude in tried
+                or (glance(magnitude).limit < target) == (middle <= first)
+            ):
+                continue
+            if (step_at(magnitude).temperature < target) != (middle <= first):
+                return bisect(begin, top, width)
+        return ends
+
+    shrink = bisect if method is SearchMethod.BISECTION else interpolate
     if clean.limit >= target:
         return outcome(0.0, False, 1.0, Verdict.TARGET_BELOW_RANGE)
     top = 1.0
-    low, high, seen_high = bisect(trace[0], top, tolerance)
+    low, high = shrink(trace[0], top, tolerance)
     widened: tuple[Verdict, ...] = ()
-    if high == top and input_scale > top:
+    if high.magnitude == top and input_scale > top:
         top, widened = input_scale, (Verdict.BRACKET_WIDENED,)
-        low, high, seen_high = bisect(low, top, tolerance * top)
-    if high == top:
+        low, high = shrink(low, top, tolerance * top)
+    if high.magnitude == top:
         return outcome(top, False, top, *widened, Verdict.TARGET_ABOVE_RANGE)
-    jumped = (Verdict.TARGET_JUMPED,) if low.temperature == 0.0 and seen_high == math.inf else ()
+    jumped = (Verdict.TARGET_JUMPED,) if low.temperature == 0.0 and high.temperature == math.inf else ()
     coarse = (Verdict.BELOW_TOLERANCE,) if low.magnitude == 0.0 else ()
-    return outcome((low.magnitude + high) / 2, not jumped, top, *widened, *jumped, *coarse)
+    return outcome((low.magnitude + high.magnitude) / 2, not jumped, top, *widened, *jumped, *coarse)
+
+
+def _guess(tried: Sequence[SearchStep], target: float, start: float) -> float:
+    """Where log T, linear in log magnitude through the two steps nearest to the target, meets it."""
+    if not tried:
+        return start
+    telling = [step for step in tried if 0.0 < step.temperature < math.inf]
+    if not telling:
+        last = tried[-1]
+        return last.magnitude * (4.0 if last.temperature == 0.0 else 0.25)
+    telling.sort(key=lambda step: abs(math.log(step.temperature / target)))
+    near, growth = telling[0], _GROWTH
+    if len(telling) > 1:
+        rise = math.log(telling[1].temperature / near.temperature)
+        run = math.log(telling[1].magnitude / near.magnitude)
+        growth = max(rise / run, 0.1)  # flat or falling: a long step is as good as any
+    return near.magnitude * math.exp(min(max(math.log(target / near.temperature) / growth, -2.0), 2.0))
+
+
+def _bisected(low: int, high: int, found: int) -> Iterator[int]:
+    """The middles that lead a bisection of [low, high] to the cell [found, found + 1]."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        yield middle
+        low, high = (middle, high) if middle <= found else (low, middle)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tcil.calibration import ranks
 from tcil.calibration.arrays import classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.classifier import Classifier
 from tcil.calibration.examples import Examples, ExampleStream, Unpack
@@ -50,9 +51,11 @@ def stream_logits(
     classifier: Classifier, stream: ExampleStream, change: Callable[[Tensor], Tensor] = lambda inputs: inputs
 ) -> tuple[Tensor, Tensor]:
     """All logits and labels of a stream, whose inputs may be changed on the way."""
-    logits, labels = [], []
+    together, logits, labels = ranks.current(), [], []
     with torch.no_grad():
-        for inputs, own in stream:
-            logits.append(classifier.logits(classifier.place(change(inputs))).cpu())
+        for number, (inputs, own) in enumerate(stream):
+            changed = change(inputs)  # for every batch, since it may draw
+            if number == 0 or together.owns(number):
+                logits.append(classifier.logits(classifier.place(changed)).cpu())
             labels.append(own)
-    return torch.cat(logits), torch.cat(labels)
+    return together.gathered(logits, [len(own) for own in labels]), torch.cat(labels)

@@ -162,7 +162,10 @@ def _from_inline(entry: dict[str, Any]) -> Tensor:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one."""
+    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one.
+
+    Where it cannot be written (a full disk, say), the error names the file, the old one stays, and no part is left.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with partial.open("wb") as file:
@@ -170,6 +173,11 @@ def replace_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(
+            error.errno, f"could not be written ({error.strerror or error}); what was there before is kept", str(path)
+        ) from error
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

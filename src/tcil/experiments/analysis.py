@@ -28,9 +28,10 @@ def analyse(run: Run) -> dict[str, Any]:
     stored: dict[str, Any] | None = run.store.read_json("analysis.json")
     if stored is not None:
         return stored
-    with run.threads():
-        record = _analysed(run)
-    run.store.write_json("analysis.json", record)
+    with run.store.held():
+        with run.threads():
+            record = _analysed(run)
+        run.store.write_json("analysis.json", record)
     return record
 
 

@@ -257,10 +257,16 @@ def _with_options(name: str, entry: Entry, text: str) -> Entry:
     return replace(entry, title=title, fit=partial(entry.fit, **options), block="with other options")
 
 
-def calibrate(task: FinishedTask, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Every calibrator's figures on this task, as plain JSON; and the history that the next task takes."""
+def calibrate(
+    task: FinishedTask, names: Sequence[str] | None = None, check: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Every calibrator's figures on this task, as plain JSON; and the history that the next task takes.
+
+    `check` is called before each; what it raises ends the calibration.
+    """
     rows, history = {}, dict(task.history)
     for name in names or list(CALIBRATORS):
+        check()
         entry = entry_of(name)
         row: dict[str, Any] = {"title": entry.title, "block": entry.block}
         try:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from tcil.experiments import stopping
+
+if TYPE_CHECKING:
+    from tcil.experiments.settings import RunSettings
+    from tcil.experiments.worker import Job
 
 app = typer.Typer(
     help="Honest confidence for classifiers that keep learning new classes.", no_args_is_help=True, add_completion=False
@@ -24,54 +30,68 @@ def _fail(error: Exception) -> typer.Exit:
     return typer.Exit(2)
 
 
+# What the commands that make runs have in common.
+StudyFile = Annotated[Path | None, typer.Argument(help="TOML file with settings; flags win over it")]
+Preset = Annotated[str | None, typer.Option(help="start from these settings; see 'tcil settings'")]
+DatasetName = Annotated[str | None, typer.Option(help="see 'tcil datasets'")]
+LearnerName = Annotated[str | None, typer.Option(help="see 'tcil learners'")]
+Seeds = Annotated[str | None, typer.Option(help="training seeds, such as 1,2,3")]
+DataFolder = Annotated[Path | None, typer.Option(help="folder that holds the dataset")]
+Out = Annotated[Path, typer.Option(help="where run folders go")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="any other, see 'tcil settings': --set epochs=10 --set learner_options.head=growing"),
+]
+Reserve = Annotated[float | None, typer.Option(help="share of the memory kept out of training")]
+CalibratorNames = Annotated[
+    str | None, typer.Option(help="only these, by comma, also with options: ts,t-cil[policy=random]")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
+Log = Annotated[str | None, typer.Option(help="csv or tensorboard")]
+FullData = Annotated[
+    bool, typer.Option(help="train once more without a validation set, for Vanilla as the paper reports it")
+]
+On = Annotated[str, typer.Option(help="where several runs are done: serial, processes or ray")]
+RayAddress = Annotated[str | None, typer.Option(help="a running Ray cluster: auto, or HOST:PORT")]
+CpusPerRun = Annotated[float | None, typer.Option(min=0.01, help="CPUs, and threads, of each run; fractions allowed")]
+GpusPerRun = Annotated[float, typer.Option(min=0, help="GPUs of each run; fractions allowed")]
+AtOnce = Annotated[int | None, typer.Option(min=1, help="at most so many runs at once")]
+
+
 @app.command()
 def run(
-    study: Annotated[Path | None, typer.Argument(help="TOML file with settings; flags win over it")] = None,
-    preset: Annotated[str | None, typer.Option(help="start from these settings; see 'tcil settings'")] = None,
-    dataset: Annotated[str | None, typer.Option(help="see 'tcil datasets'")] = None,
-    learner: Annotated[str | None, typer.Option(help="see 'tcil learners'")] = None,
-    seeds: Annotated[str | None, typer.Option(help="training seeds, such as 1,2,3")] = None,
-    data: Annotated[Path | None, typer.Option(help="folder that holds the dataset")] = None,
-    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="any other, see 'tcil settings': --set epochs=10 --set learner_options.head=growing"
-        ),
-    ] = None,
-    reserve: Annotated[float | None, typer.Option(help="share of the memory kept out of training")] = None,
-    calibrators: Annotated[
-        str | None, typer.Option(help="only these, by comma, also with options: ts,t-cil[policy=random]")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
-    log: Annotated[str | None, typer.Option(help="csv or tensorboard")] = None,
-    full_data: Annotated[
-        bool, typer.Option(help="train once more without a validation set, for Vanilla as the paper reports it")
-    ] = True,
+    study: StudyFile = None,
+    preset: Preset = None,
+    dataset: DatasetName = None,
+    learner: LearnerName = None,
+    seeds: Seeds = None,
+    data: DataFolder = None,
+    out: Out = Path("runs"),
+    setting: Settings = None,
+    reserve: Reserve = None,
+    calibrators: CalibratorNames = None,
+    device: Device = "cpu",
+    log: Log = None,
+    full_data: FullData = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and its cost, train nothing")] = False,
+    job: Annotated[int | None, typer.Option(min=1, help="only the run of this number in 'tcil plan'")] = None,
+    on: On = "serial",
+    ray_address: RayAddress = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = 0.0,
+    at_once: AtOnce = None,
 ) -> None:
     """Train a learner task by task, calibrate with every method on the same network, evaluate, report.
 
     Without arguments: noisy digits, ER, all calibrators, about a minute. Killed at any moment, the same command
     goes on.
     """
-    from tcil.experiments import settings as module
-
     try:
-        values: dict[str, Any] = module.read_toml(study) if study else {}
-        flags = {"preset": preset, "dataset": dataset, "learner": learner, "reserve": reserve}
-        values |= {key: value for key, value in flags.items() if value is not None}
-        if dataset is not None and preset is None:
-            values.pop("preset", None)
-        if seeds is not None:
-            values["seeds"] = _numbers(seeds)
-        changes: dict[str, Any] = {}
-        for entry in setting or []:
-            _assign(changes, entry)
-        options = {**values.get("learner_options", {}), **changes.get("learner_options", {})}
-        values |= changes | ({"learner_options": options} if options else {})
-        flags_given = {key for key, value in flags.items() if value is not None} | set(changes)
-        runs = module.expand(values, flags_given)
+        runs = _runs(study, preset, dataset, learner, seeds, setting, reserve)
+        if job is not None:
+            if job > len(runs):
+                raise ValueError(f"job: got {job}; expected 1 to {len(runs)}, as 'tcil plan' numbers the runs.")
+            runs = [runs[job - 1]]
         if dry_run:
             from tcil.experiments.grids import terminal
             from tcil.experiments.plan import plan
@@ -80,22 +100,122 @@ def run(
             done = [(out / one.name / "results.json").is_file() for one in with_all_data]
             console.print(terminal(plan(with_all_data, data, done)))
             return
-        from tcil.experiments.calibration import specs_of
-        from tcil.experiments.execute import present, train
+        from tcil.experiments.commands import run_many, run_one
+        from tcil.experiments.executors import Resources
 
-        names = specs_of(calibrators)
-        for one in runs:
-            stored = train(
-                one, out, data=data, device=device, calibrators=names, log=log, full_data=full_data, console=console
-            )
-            present(stored, console)
-        if len(runs) > 1:
-            console.print(f"{len(runs)} runs; side by side: tcil report {out}", highlight=False, soft_wrap=True)
+        resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
+        jobs = _jobs(runs, out, data, device, calibrators, log, full_data)
+        alone = len(jobs) == 1 and on == "serial"
+        code = run_one(jobs[0], console) if alone else run_many(jobs, resources, console)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted; the same command goes on where it was")
         raise typer.Exit(130) from None
     except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
+    raise typer.Exit(code)
+
+
+@app.command()
+def sweep(
+    study: StudyFile = None,
+    preset: Preset = None,
+    dataset: DatasetName = None,
+    learner: LearnerName = None,
+    seeds: Seeds = None,
+    data: DataFolder = None,
+    out: Out = Path("runs"),
+    setting: Settings = None,
+    reserve: Reserve = None,
+    calibrators: CalibratorNames = None,
+    device: Device = "cpu",
+    log: Log = None,
+    full_data: FullData = True,
+    on: On = "processes",
+    ray_address: RayAddress = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = 0.0,
+    at_once: AtOnce = None,
+) -> None:
+    """Do all runs of a study, several at once, with a live table; started again, it does what is left.
+
+    Exit codes: 0 all done, 1 some run failed, 75 stopped by a signal (start it again).
+    """
+    try:
+        from tcil.experiments.commands import run_many
+        from tcil.experiments.executors import Resources
+
+        runs = _runs(study, preset, dataset, learner, seeds, setting, reserve)
+        jobs = _jobs(runs, out, data, device, calibrators, log, full_data)
+        resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
+        code = run_many(jobs, resources, console)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise _fail(error) from None
+    raise typer.Exit(code)
+
+
+@app.command()
+def plan(
+    study: StudyFile = None,
+    preset: Preset = None,
+    dataset: DatasetName = None,
+    learner: LearnerName = None,
+    seeds: Seeds = None,
+    out: Out = Path("runs"),
+    setting: Settings = None,
+    reserve: Reserve = None,
+) -> None:
+    """Number the runs of a study, a line for each: 'tcil run ... --job N' does the N-th, as a Slurm array needs it."""
+    try:
+        for number, one in enumerate(_runs(study, preset, dataset, learner, seeds, setting, reserve), start=1):
+            state = "finished" if (out / one.name / "results.json").is_file() else "to do"
+            print(f"{number} {one.name} {state}")
+    except ValueError as error:
+        raise _fail(error) from None
+
+
+def _jobs(
+    runs: list[RunSettings],
+    out: Path,
+    data: Path | None,
+    device: str,
+    calibrators: str | None,
+    log: str | None,
+    full_data: bool,
+) -> list[Job]:
+    from tcil.experiments.calibration import specs_of
+    from tcil.experiments.worker import Job
+
+    specs = specs_of(calibrators)
+    names = None if specs is None else tuple(specs)
+    return [Job(one, out, data, device, names, log, full_data) for one in runs]
+
+
+def _runs(
+    study: Path | None,
+    preset: str | None,
+    dataset: str | None,
+    learner: str | None,
+    seeds: str | None,
+    setting: list[str] | None,
+    reserve: float | None,
+) -> list[RunSettings]:
+    """The runs that a study file and flags ask for, each once."""
+    from tcil.experiments import settings as module
+
+    values: dict[str, Any] = module.read_toml(study) if study else {}
+    flags = {"preset": preset, "dataset": dataset, "learner": learner, "reserve": reserve}
+    values |= {key: value for key, value in flags.items() if value is not None}
+    if dataset is not None and preset is None:
+        values.pop("preset", None)
+    if seeds is not None:
+        values["seeds"] = _numbers(seeds)
+    changes: dict[str, Any] = {}
+    for entry in setting or []:
+        _assign(changes, entry)
+    options = {**values.get("learner_options", {}), **changes.get("learner_options", {})}
+    values |= changes | ({"learner_options": options} if options else {})
+    flags_given = {key for key, value in flags.items() if value is not None} | set(changes)
+    return list({one.name: one for one in module.expand(values, flags_given)}.values())
 
 
 @app.command()
@@ -183,6 +303,11 @@ def reproduce(
     device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only the plan and its cost")] = False,
     render: Annotated[bool, typer.Option("--render", help="train nothing, draw from what is there")] = False,
+    on: On = "serial",
+    ray_address: RayAddress = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = 0.0,
+    at_once: AtOnce = None,
 ) -> None:
     """Run (or resume, or reuse) what a table, figure or claim of the paper needs, and draw it beside the printed."""
     try:
@@ -193,6 +318,7 @@ def reproduce(
                 console.print(f"{artifact.name:18}{artifact.title}", highlight=False)
             return
         from tcil.experiments import schedules
+        from tcil.experiments.executors import Resources
         from tcil.experiments.reproduce import reproduce as run_and_draw
 
         changes: dict[str, Any] = {}
@@ -200,10 +326,14 @@ def reproduce(
             _assign(changes, entry)
         chosen = schedules.editions(schedule, _numbers(seeds) if seeds else None, changes)
         only = "plan" if dry_run else "render" if render else ""
+        resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
         run_and_draw(
             artifacts_named(name), chosen, out, report, data=data, device=device, kept=kept or [], only=only,
-            console=console,
+            console=console, resources=resources,
         )  # fmt: skip
+    except stopping.Stopped as reason:
+        console.print(f"stopped: {reason}", highlight=False, soft_wrap=True)
+        raise typer.Exit(stopping.EXIT_CODE) from None
     except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
 

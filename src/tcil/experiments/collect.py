@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from tcil.calibration.errors import invalid
 from tcil.calibration.storage import replace_file
 from tcil.experiments.calibration import CALIBRATORS
+from tcil.experiments.checksums import is_sealed_json, open_json
 from tcil.experiments.settings import RunSettings
+from tcil.experiments.store import RunFolder
 
 _SEEDS = ("seed", "validation_seed", "class_order_seed")
 
@@ -217,18 +219,25 @@ def _results_under(path: Path) -> list[Path]:
     ]
 
 
+def _record(file: Path) -> dict[str, Any]:
+    """What a file holds; with a checksum, only if it is whole."""
+    content = file.read_bytes()
+    record: dict[str, Any] = open_json(content) if is_sealed_json(content) else json.loads(content)
+    return record
+
+
 def _read(file: Path) -> StoredRun:
     try:
-        record = json.loads(file.read_text())
+        record = _record(file)
         tasks, settings = record["tasks"], record["settings"]
         if not tasks or not {"dataset", "learner"} <= set(settings) or not all(t["calibrators"] for t in tasks):
             raise KeyError("tasks with calibrators, a dataset and a learner")
         in_folder = file.name == "results.json"
         for name in ("environment", "analysis"):
-            beside = file.with_name(f"{name}.json")
-            if in_folder and name not in record and beside.is_file():
-                record[name] = json.loads(beside.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise invalid("runs", f"{file}, which cannot be read ({error!r})", "the results of a run") from None
+            if in_folder and name not in record:  # a damaged one is named, and counts as missing
+                record[name] = RunFolder(file.parent).read_json(f"{name}.json")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        advice = "'tcil run' with the same settings computes it anew."
+        raise invalid("runs", f"{file}, which cannot be read ({error!r})", "the results of a run", advice) from None
     path = file.parent if in_folder else file
     return StoredRun(path, settings, tasks, record.get("environment") or {}, record.get("analysis"))

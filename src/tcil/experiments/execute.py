@@ -1,29 +1,25 @@
-"""What the commands do with a run: execute it with a display, or calibrate it anew."""
+"""What the commands do with finished runs: show them, or calibrate them anew."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from tcil.calibration.errors import invalid, unknown_name
+from tcil.calibration.errors import invalid
 from tcil.calibration.storage import replace_file
 from tcil.experiments.calibration import calibrate, entry_of, merged
 from tcil.experiments.collect import StoredRun, Study, read_runs, shown, studies
 from tcil.experiments.grids import Cell, Grid, Row, comma_separated, latex, markdown, terminal
-from tcil.experiments.progress import CsvLog, ProgressDisplay, TensorBoardLog
 from tcil.experiments.report import write_report
-from tcil.experiments.run import Listener, Progress, Run
+from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.statistics import Spread
 from tcil.experiments.store import RunFolder
 from tcil.experiments.tables import by_task, side_by_side, summary
-
-LOGS: dict[str, Callable[[Path], Listener]] = {"csv": CsvLog, "tensorboard": TensorBoardLog}
 
 
 def present(run: StoredRun, console: Console) -> None:
@@ -33,45 +29,18 @@ def present(run: StoredRun, console: Console) -> None:
     console.print(f"run folder {run.path}\nreport {report}", highlight=False, soft_wrap=True)
 
 
-def train(
-    settings: RunSettings,
-    out: Path,
-    *,
-    data: Path | None,
-    device: str,
-    calibrators: Sequence[str] | None,
-    log: str | None,
-    full_data: bool,
-    console: Console,
-) -> StoredRun:
-    """Run (or resume, or find finished) one run; with `full_data`, once more without a validation set, for Vanilla."""
-    for name in calibrators or ():
-        entry_of(name)
-    if log is not None and log not in LOGS:
-        raise unknown_name("log", log, LOGS)
-    if log == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        raise invalid("log", "tensorboard", "the package tensorboard to be installed", "pip install tensorboard")
-    folder = out / settings.name
-    run = Run(settings, folder, data=data, device=device)
-    results = _shown(run, calibrators, log, console, "")
-    if full_data and settings.validation:
-        everything = settings.on_all_data()
-        other = Run(everything, out / everything.name, dataset=run.dataset, device=device)
-        beside = _shown(other, ["vanilla"], log, console, " all data")
-        for task, full in zip(results["tasks"], beside["tasks"], strict=True):
-            row = {**full["calibrators"]["vanilla"], "title": "Vanilla, all data"}
-            task["calibrators"] = {"vanilla-all-data": row, **task["calibrators"]}
-            run.store.write_json(f"{run.store.task(task['task']).name}/results.json", task)
-        run.store.write_json("results.json", results)
-    return read_runs([folder])[0]
-
-
 def show_run(run: StoredRun, console: Console) -> None:
     """All tables of a run; the means come last, where the eye is."""
     study = Study((run,))
     for key in ("accuracy", "aece", "ece_predicted_old", "ece_predicted_new", "ece"):
         console.print(terminal(by_task(study, key)))
     console.print(terminal(summary(study)))
+
+
+def show_summary(runs: Sequence[StoredRun], console: Console) -> None:
+    """The means of any set of runs, a table for each study."""
+    for study in studies(shown(runs)):
+        console.print(terminal(summary(study)))
 
 
 def show_report(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
@@ -96,19 +65,6 @@ def write_tables(grids: Sequence[Grid], out: Path) -> None:
         replace_file(out / f"tables.{suffix}", "\n".join(form(grid) for grid in grids).encode())
 
 
-def _shown(run: Run, calibrators: Sequence[str] | None, log: str | None, console: Console, what: str) -> dict[str, Any]:
-    """Execute a run with its progress on display and in the log."""
-    listeners: list[Listener] = [LOGS[log](run.store.path)] if log else []
-    with ProgressDisplay(console, f"{run.settings.learner} seed {run.settings.seed}{what}") as display:
-        listeners.append(display)
-
-        def listener(progress: Progress) -> None:
-            for one in listeners:
-                one(progress)
-
-        return run.execute(calibrators, listener)
-
-
 def recalibrate(
     folder: Path, *, data: Path | None, calibrators: Sequence[str] | None, redraw: int, console: Console
 ) -> list[dict[str, Any]]:
@@ -123,10 +79,18 @@ def recalibrate(
     if record is None or record.get("imported"):
         raise invalid("run", f"{folder}, without the settings of a training", "a folder that 'tcil run' made")
     run = Run(RunSettings(**record), folder, data=data)
-    results: list[dict[str, Any]] = []
     if redraw and run.settings.validation_pool <= run.settings.validation:
         pool = f"a run whose validation_pool ({run.settings.validation_pool}) is larger than its validation set"
         raise invalid("redraw", f"{redraw}", pool)
+    with store.held():
+        return _recalibrated(run, record, calibrators, redraw, console)
+
+
+def _recalibrated(
+    run: Run, record: dict[str, Any], calibrators: Sequence[str] | None, redraw: int, console: Console
+) -> list[dict[str, Any]]:
+    store, folder = run.store, run.store.path
+    results: list[dict[str, Any]] = []
     draws: dict[str, list[float]] = {}
     histories: list[dict[str, Any]] = [{} for _ in range(redraw)]
     with run.threads():

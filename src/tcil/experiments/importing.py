@@ -45,7 +45,14 @@ def import_run(source: Path, folder: Path, *, data: Path | None, calibrators: Se
     for index in range(len(given.tasks)):
         given.task(index)  # all files are checked before the first is worked on; together they may not fit in memory
     store = RunFolder(folder)
-    store.create()
+    with store.held():
+        store.create()
+        return _imported(given, record, store, calibrators)
+
+
+def _imported(
+    given: _Source, record: dict[str, Any], store: RunFolder, calibrators: Sequence[str] | None
+) -> dict[str, Any]:
     results: list[dict[str, Any]] = []
     for index in range(len(given.tasks)):
         finished = replace(given.task(index), history=results[-1]["history"] if results else {})
@@ -61,7 +68,7 @@ def import_run(source: Path, folder: Path, *, data: Path | None, calibrators: Se
     store.write_json("settings.json", settings)
     store.write_json("environment.json", environment(torch.device("cpu")))
     store.write_json("results.json", whole)
-    write_report(read_runs([folder]), folder / "report.html")
+    write_report(read_runs([store.path]), store.path / "report.html")
     return whole
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-
-import torch
 
 from tcil.experiments.grids import Cell, Grid, Row
 from tcil.experiments.run import Run
@@ -17,6 +14,7 @@ from tcil.incremental.datasets import load_dataset
 from tcil.incremental.images import Dataset
 from tcil.incremental.learners.registry import learner_type
 from tcil.incremental.networks import network_factory
+from tcil.incremental.placement import Layout, step_seconds
 
 
 def plan(runs: Sequence[RunSettings], data: Path | None, finished: Sequence[bool]) -> Grid:
@@ -63,15 +61,9 @@ def _dataset(name: str, data: Path | None) -> Dataset | None:
 @cache
 def seconds_per_image(network: str, batch_size: int, shape: tuple[int, ...]) -> float:
     """One training step of the network, measured (the best of three)."""
-    model = network_factory(network)(10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x = torch.randn(batch_size, *shape).contiguous(memory_format=torch.channels_last)
-    y = torch.zeros(batch_size, dtype=torch.long)
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        times.append(time.perf_counter() - started)
-    return min(times) / batch_size
+    layout = Layout.CHANNELS_LAST
+    model = network_factory(network)(10).to(memory_format=layout.form)  # type: ignore[call-overload]
+    return min(step_seconds(model, shape, layout, batch_size) for _ in range(3)) / batch_size
 
 
 def clock(seconds: float) -> str:

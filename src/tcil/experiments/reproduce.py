@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from tcil.experiments import stopping
 from tcil.experiments.analysis import analyse
 from tcil.experiments.artifacts import Artifact, Need, all_needs
 from tcil.experiments.calibration import CALIBRATORS
 from tcil.experiments.collect import StoredRun, any_runs, read_runs
+from tcil.experiments.commands import run_many
 from tcil.experiments.evidence import Evidence
-from tcil.experiments.execute import train, write_tables
+from tcil.experiments.execute import write_tables
+from tcil.experiments.executors import Place, Resources
 from tcil.experiments.grids import terminal
 from tcil.experiments.paper import contradictions
+from tcil.experiments.perform import train
 from tcil.experiments.plan import plan
+from tcil.experiments.progress import ProgressDisplay
 from tcil.experiments.report import Section, write_page
 from tcil.experiments.run import Run
 from tcil.experiments.schedules import Edition
+from tcil.experiments.worker import Job
 
 REPRODUCED = (
     "Every table, figure and claim of the paper beside our runs of it, in percent, means over tasks. Each table says on"
@@ -37,6 +44,7 @@ def reproduce(
     kept: Sequence[Path],
     only: str,
     console: Console,
+    resources: Resources = Resources(),  # noqa: B008 (frozen)
 ) -> list[Section]:
     """Run what the artifacts need and is not there, then draw them; `only` "plan" or "render" does one of the two."""
     needs = all_needs(artifacts, editions)
@@ -48,10 +56,8 @@ def reproduce(
     if only == "plan":
         return []
     if only != "render":
-        for number, (need, ready) in enumerate(zip(needs, done, strict=True), start=1):
-            if not ready:
-                console.print(f"training {number} of {len(needs)}: {need.settings.name}", highlight=False)
-                _fulfil(need, out, data, device, console)
+        missing = [need for need, ready in zip(needs, done, strict=True) if not ready]
+        _fulfil_all(missing, out, data, device, resources, console)
         known = _finished(out, kept)
     evidence = Evidence(editions, list(known.values()))
     sections = [artifact.render(evidence) for artifact in artifacts]
@@ -84,11 +90,25 @@ def _satisfied(need: Need, run: StoredRun | None) -> bool:
     return all(name in names for name in wanted)
 
 
-def _fulfil(need: Need, out: Path, data: Path | None, device: str, console: Console) -> None:
-    names = [*CALIBRATORS, *need.calibrators]
-    train(
-        need.settings, out, data=data, device=device, calibrators=names, log=None, full_data=need.full_data,
-        console=console,
-    )  # fmt: skip
-    if need.analysis:
-        analyse(Run(need.settings, out / need.settings.name, data=data, device=device))
+def _fulfil_all(
+    needs: Sequence[Need], out: Path, data: Path | None, device: str, resources: Resources, console: Console
+) -> None:
+    """All trainings: one after another in this process, or through an executor. What failed is listed and left out."""
+    names = [(*CALIBRATORS, *need.calibrators) for need in needs]
+    jobs = [
+        Job(need.settings, out, data, device, own, full_data=need.full_data, analysis=need.analysis)
+        for need, own in zip(needs, names, strict=True)
+    ]
+    if resources.place is not Place.SERIAL:
+        if jobs and run_many(jobs, resources, console) == stopping.EXIT_CODE:
+            raise stopping.Stopped("the same command goes on where it was")
+        return
+    with stopping.on_signals():
+        for number, job in enumerate(jobs, start=1):
+            console.print(f"training {number} of {len(jobs)}: {job.settings.name}", highlight=False)
+            train(
+                job.settings, out, data=data, device=device, calibrators=job.calibrators, log=None,
+                full_data=job.full_data, display=partial(ProgressDisplay, console),
+            )  # fmt: skip
+            if job.analysis:
+                analyse(Run(job.settings, job.folder, data=data, device=device))

@@ -14,18 +14,21 @@ import torch
 from torch import Tensor
 
 import tcil
+from tcil.calibration import ranks
 from tcil.calibration.errors import invalid
 from tcil.experiments.calibration import CALIBRATORS, FinishedTask, calibrate, merged
 from tcil.experiments.settings import RunSettings
+from tcil.experiments.stopping import Stopped
 from tcil.experiments.store import RunFolder, environment
 from tcil.incremental.datasets import load_dataset
 from tcil.incremental.images import Dataset, Pixels
 from tcil.incremental.learners import Learner, TaskData, make_learner
 from tcil.incremental.learners.base import Schedule
 from tcil.incremental.memory import Memory, UniformMemory
-from tcil.incremental.networks import network_factory
+from tcil.incremental.networks import ResNet, network_factory
+from tcil.incremental.placement import Layout, choose_placement
 from tcil.incremental.stream import Task, TaskStream, class_order, equal_sizes
-from tcil.incremental.training import EpochState, OptimizerKind, train_stage
+from tcil.incremental.training import EpochState, Interrupted, OptimizerKind, train_stage
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,15 @@ class Progress:
     loss: float | None = None
 
 
+PLACED = ("layout", "threads", "images_per_second")  # in environment.json
 Listener = Callable[[Progress], None]
 
 
 class Run:
-    """One run in its folder. `execute` does what is not done yet; killed at any moment, it goes on where it was."""
+    """One run in its folder. `execute` does what is not done yet; killed at any moment, it goes on where it was.
+
+    Once `stop` says so, it finishes its step, saves, and raises `Stopped`.
+    """
 
     def __init__(
         self,
@@ -54,9 +61,11 @@ class Run:
         data: str | Path | None = None,
         dataset: Dataset | None = None,
         device: str = "cpu",
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.settings = settings
         self.store = RunFolder(folder)
+        self._stop = stop
         self.device = usable_device(device)
         self._optimizer = OptimizerKind.parse(settings.optimizer, "optimizer")
         self.dataset = (dataset or load_dataset(settings.dataset, data)).to(self.device)
@@ -65,6 +74,7 @@ class Run:
         self.stream = make_stream(settings, self.dataset)
         self.n_classes = self.stream.seen(len(self.stream) - 1)
         self.pixels = Pixels(self.dataset)
+        self.placed: dict[str, Any] = {}
         column_of = torch.full((self.dataset.n_classes,), -1)
         column_of[torch.tensor(self.stream.order)] = torch.arange(self.n_classes)
         self.test_columns = column_of[self.dataset.test.labels]
@@ -74,7 +84,14 @@ class Run:
     def execute(
         self, calibrators: Sequence[str] | None = None, listener: Listener = lambda progress: None
     ) -> dict[str, Any]:
-        """Train, evaluate and calibrate whatever is missing; return all results."""
+        """Train, evaluate and calibrate whatever is missing; return all results. Alone in the folder, or not at all."""
+        with self.store.held():
+            self._begin()
+            with self.threads():
+                return self._execute(calibrators, listener)
+
+    def _begin(self) -> None:
+        """Make the folder, and see that it is this run's."""
         store = self.store
         store.create()
         own = self.settings.model_dump(mode="json")
@@ -93,41 +110,62 @@ class Run:
                 "Take another --out, or delete it.",
             )
         store.write_json("data.json", content)
-        with self.threads():
-            return self._execute(calibrators, listener)
 
     def _execute(self, calibrators: Sequence[str] | None, listener: Listener) -> dict[str, Any]:
         store, results = self.store, list[dict[str, Any]]()
+        before = store.read_json("results.json")  # a task's own file may be damaged where this one is whole
         for task, memory, learner in self.walk(listener):
-            stored = store.read_json(f"{_at(task)}/results.json")
+            own = f"{_at(task)}/results.json"
+            stored = store.read_json(own)
+            if stored is None and before is not None and (store.path / own).exists():
+                stored = before["tasks"][task.index]
+                store.write_json(own, stored)
             known = stored["calibrators"] if stored else {}
             missing = [name for name in calibrators or CALIBRATORS if name not in known]
+            if stored is None or not self._evaluated(task):
+                self._evaluate(task, memory, learner)
             if stored is None or missing:
                 listener(Progress(task.index, len(self.stream), "calibrate", 0, 1))
-                if stored is None:
-                    self._evaluate(task, memory, learner)
                 history = results[-1]["history"] if results else {}
                 started = time.perf_counter()
-                fresh = calibrate(self.finished(task, memory, learner, history), missing)
+                fresh = calibrate(self.finished(task, memory, learner, history), missing, self._check_stop)
                 self._note_seconds(_at(task), "calibration", time.perf_counter() - started)
                 stored = merged(stored, fresh)
-                store.write_json(f"{_at(task)}/results.json", stored)
+                store.write_json(own, stored)
             results.append(stored)
             listener(Progress(task.index, len(self.stream), "done", 1, 1))
         whole = {"settings": self.settings.model_dump(mode="json"), "key": self.settings.key, "tasks": results}
         store.write_json("results.json", whole)
+        if store.read_json("environment.json") is None:  # damaged, and nothing was computed that would have noted it
+            store.write_json("environment.json", environment(self.device))
         return whole
 
     @contextmanager
     def threads(self) -> Iterator[None]:
-        """As many threads as the run began with: sums depend on it, and a resumed run must go on to the same bytes."""
+        """Threads and layout that the run began with: sums depend on them, and a resumed run must go on as it was."""
         before = torch.get_num_threads()
-        began = (self.store.read_json("environment.json") or {}).get("threads") if self.device.type == "cpu" else None
-        torch.set_num_threads(began or before)
+        self._place()
         try:
             yield
         finally:
             torch.set_num_threads(before)
+
+    def _place(self) -> None:
+        """Threads and layout of this run: those it began with, else by a short measurement that is noted at once."""
+        if self.device.type != "cpu":
+            return
+        began = self.store.read_json("environment.json") or {}
+        if "threads" in began:
+            layout = Layout.parse(began.get("layout", "channels_last"), "layout")
+            self.placed = {key: began[key] for key in PLACED if key in began}
+        else:
+            chosen = choose_placement(network_factory(self.settings.network), self.dataset.image_shape)
+            layout, self.placed = chosen.layout, chosen.record()
+        torch.set_num_threads(self.placed["threads"])
+        self.dataset = replace(self.dataset, layout=layout)
+        self.pixels = Pixels(self.dataset)
+        if not began:
+            self.store.write_json("environment.json", {**environment(self.device), **self.placed, "seconds": {}})
 
     def walk(self, listener: Listener | None = None) -> Iterator[tuple[Task, Memory, Learner]]:
         """Each task with its memory and its network, trained now where it was not yet (refused without a listener)."""
@@ -154,13 +192,17 @@ class Run:
         """With what and how long something was computed; with the environment, not with the results."""
         known = (self.store.read_json("environment.json") or {}).get("seconds", {})
         known.setdefault(at, {})[what] = round(known.get(at, {}).get(what, 0.0) + seconds, 3)
-        self.store.write_json("environment.json", {**environment(self.device), "seconds": known})
+        self.store.write_json("environment.json", {**environment(self.device), **self.placed, "seconds": known})
 
     # one task ------------------------------------------------------------------------------------------------
 
     def _learner(self) -> Learner:
         s = self.settings
-        network = network_factory(s.network)
+        make, form = network_factory(s.network), self.dataset.layout.form
+
+        def network(n_classes: int) -> ResNet:
+            return make(n_classes).to(memory_format=form)  # type: ignore[call-overload, no-any-return]
+
         return make_learner(
             s.learner, network, self.n_classes, seed=s.seed, options=s.learner_options, device=self.device
         )
@@ -201,28 +243,41 @@ class Run:
             def on_epoch(
                 now: EpochState, loss: float, number: int = number, stage: Any = stage, clock: list[float] = clock
             ) -> None:
-                tensors = {f"model.{k}": v for k, v in learner.model.state_dict().items()}
-                tensors |= {f"optimizer.{k}": v for k, v in now.optimizer.items()}
-                assert now.generator is not None
-                tensors["generator"] = now.generator
-                store.write_tensors(f"{at}/epoch.safetensors", tensors, {"stage": str(number), "epoch": str(now.epoch)})
+                self._save_epoch(at, number, learner, now)
                 self._note_seconds(at, "training", time.perf_counter() - clock[0])
                 clock[0] = time.perf_counter()
                 listener(Progress(data.index, len(self.stream), stage.name, now.epoch, stage.schedule.epochs, loss))
 
-            train_stage(
-                learner.model,
-                stage,
-                self.dataset,
-                self.stream.columns,
-                batch_size=s.batch_size,
-                optimizer=self._optimizer,
-                generator=generator,
-                state=state,
-                on_epoch=on_epoch,
-            )
+            try:
+                train_stage(
+                    learner.model,
+                    stage,
+                    self.dataset,
+                    self.stream.columns,
+                    batch_size=s.batch_size,
+                    optimizer=self._optimizer,
+                    generator=generator,
+                    state=state,
+                    on_epoch=on_epoch,
+                    stop=self._stop,
+                )
+            except Interrupted as interrupted:
+                self._save_epoch(at, number, learner, interrupted.state)
+                raise Stopped(f"stopped in task {data.index} at {interrupted}") from None
         learner.end_task(data)
         learner.model.eval()
+
+    def _save_epoch(self, at: str, stage: int, learner: Learner, now: EpochState) -> None:
+        """All that training needs to go on from here."""
+        assert now.generator is not None
+        tensors = {f"model.{k}": v for k, v in learner.model.state_dict().items()}
+        tensors |= {f"optimizer.{k}": v for k, v in now.optimizer.items()}
+        tensors["generator"] = now.generator
+        note = {"stage": str(stage), "epoch": str(now.epoch)}
+        if now.order is not None and now.total is not None:
+            tensors |= {"order": now.order, "total": now.total}
+            note["step"] = str(now.step)
+        self.store.write_tensors(f"{at}/epoch.safetensors", tensors, note)
 
     @staticmethod
     def _restore(learner: Learner, tensors: dict[str, Tensor], note: dict[str, str]) -> EpochState:
@@ -230,7 +285,8 @@ class Run:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
         learner.model.load_state_dict(part("model."))
-        return EpochState(int(note["epoch"]), part("optimizer."), tensors["generator"])
+        inside = (int(note.get("step", 0)), tensors.get("order"), tensors.get("total"))
+        return EpochState(int(note["epoch"]), part("optimizer."), tensors["generator"], *inside)
 
     def _update_memory(self, task: Task, memory: Memory) -> Memory:
         """The paper's memory; with a reserve, that share of it is held-out rows instead of exemplars."""
@@ -246,6 +302,15 @@ class Run:
             reserve = UniformMemory(held * seen).update(memory.reserve, fresh, self._generator(task.index, 9))
         check_indices(self.stream, task.index, exemplars, reserve)
         return Memory(exemplars, reserve)
+
+    def _check_stop(self) -> None:
+        if ranks.current().total(torch.tensor(float(self._stop()))) > 0:
+            raise Stopped("stopped on request; the same command goes on where it was")
+
+    def _evaluated(self, task: Task) -> bool:
+        """Whether what `_evaluate` stores is there, and whole."""
+        names = ("indices", "logits")
+        return all(self.store.read_tensors(f"{_at(task)}/{name}.safetensors") is not None for name in names)
 
     def _evaluate(self, task: Task, memory: Memory, learner: Learner) -> None:
         """One forward pass over everything that calibrators and metrics read; stored with the rows it was made from."""

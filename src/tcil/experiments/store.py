@@ -1,4 +1,4 @@
-"""A run folder: everything written by atomic rename, read without pickle.
+"""A run folder: everything written by atomic rename, with a checksum, by one process at a time; read without pickle.
 
 RUN/settings.json        what defines the run
 RUN/environment.json     versions, threads, seconds by task: what does not belong to the results
@@ -9,36 +9,57 @@ RUN/task-03/
     logits.safetensors   test, pool, memory and reserve logits with their columns
     results.json         every calibrator's figures, and the history for the next task
     stage.safetensors    while training: the network and generator at the start of the stage
-    epoch.safetensors    while training: after the last finished epoch
+    epoch.safetensors    while training: after the last finished epoch, or the step at which a signal stopped it
+RUN/status.json          where a sweep's run stands, for whoever watches
+RUN/.lock                who works in the folder; empty when nobody does
 """
 
 from __future__ import annotations
 
-import json
 import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor
 
-from tcil.calibration.errors import invalid
+from tcil.calibration import ranks
 from tcil.calibration.storage import replace_file
+from tcil.experiments.checksums import Damaged, open_json, open_tensors, seal_json, seal_tensors
+from tcil.experiments.locks import FolderLock
+
+
+class DamagedFileWarning(UserWarning):
+    """A file of a run folder is not what was written; it is not used."""
 
 
 class RunFolder:
-    """The files of one run."""
+    """The files of one run. Of several ranks, the first writes; the others wait until it has."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = FolderLock(path)
+
+    @contextmanager
+    def held(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """Alone in the folder. Where another process works in it: refused, or calling `waiting` until it ends."""
+        if not ranks.current().first:
+            yield
+            return
+        with self._lock.held(waiting):
+            yield
 
     def create(self) -> None:
         """Make the folder, and clear what a killed process left half-written."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        for leftover in self.path.rglob(".*.part"):
-            leftover.unlink(missing_ok=True)
+        with ranks.current().first_alone() as first:
+            if not first:
+                return
+            self.path.mkdir(parents=True, exist_ok=True)
+            for leftover in self.path.rglob(".*.part"):
+                leftover.unlink(missing_ok=True)
 
     def task(self, index: int) -> Path:
         """The folder of a task."""
@@ -46,45 +67,55 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def write_json(self, name: str, record: Any) -> None:
-        """Store a record; the same record gives the same bytes."""
-        content = json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n"
-        replace_file(self.path / name, content.encode())
+    def write_json(self, name: str, record: dict[str, Any]) -> None:
+        """Store a record; the same record gives the same bytes, and a file that has them stays untouched."""
+        content = seal_json(record)
+        with ranks.current().first_alone() as first:
+            if first and self._read(name) != content:
+                replace_file(self.path / name, content)
 
     def read_json(self, name: str) -> Any | None:
-        """A stored record, or None where there is none."""
-        path = self.path / name
-        if not path.exists():
-            return None
+        """A stored record, or None where there is none, or none that is whole."""
+        content = self._read(name)
         try:
-            return json.loads(path.read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise invalid(
-                "run", f"{path}, which is damaged ({error})", "a JSON file", "Delete it to compute it anew."
-            ) from None
+            return None if content is None else open_json(content)
+        except Damaged as reason:
+            self._refuse(name, reason)
+            return None
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor], note: dict[str, str] | None = None) -> None:
         """Store named tensors, with a note in the header."""
-        content = save({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, metadata=note)
-        replace_file(self.path / name, content)
+        with ranks.current().first_alone() as first:
+            if first:
+                tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+                replace_file(self.path / name, seal_tensors(tensors, note))
 
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-        """Stored tensors and their note, or None where there are none."""
-        path = self.path / name
-        if not path.exists():
-            return None
+        """Stored tensors and their note, or None where there are none, or none that are whole."""
+        content = self._read(name)
         try:
-            with safe_open(path, framework="pt") as file:
-                note = file.metadata() or {}
-            return load_file(path), note
-        except (SafetensorError, OSError) as error:
-            raise invalid(
-                "run", f"{path}, which is damaged ({error})", "a safetensors file", "Delete it to compute it anew."
-            ) from None
+            return None if content is None else open_tensors(content)
+        except Damaged as reason:
+            self._refuse(name, reason)
+            return None
 
     def remove(self, name: str) -> None:
         """Delete a file if it is there."""
-        (self.path / name).unlink(missing_ok=True)
+        with ranks.current().first_alone() as first:
+            if first:
+                (self.path / name).unlink(missing_ok=True)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _refuse(self, name: str, reason: Damaged) -> None:
+        """Say which file is damaged. It stays where it is until what it held has been computed anew."""
+        if ranks.current().first:
+            text = f"{self.path / name} is damaged ({reason}): it is not used, and computed anew where a run needs it"
+            warnings.warn(text, DamagedFileWarning, stacklevel=3)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -104,6 +135,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
+        **({"ranks": ranks.current().size} if ranks.current().size > 1 else {}),
         "cores": os.cpu_count(),
         "device": str(device),
         "cuda": torch.version.cuda,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tcil.calibration.errors import invalid
+from tcil.incremental.placement import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class Dataset:
     """A classification dataset: training and test images, and how they are normalised and augmented.
 
     `mean` and `std` are per channel, for pixels in 0..1. `padding` is how far random crops move; `flip` whether
-    an image may be mirrored (digits may not).
+    an image may be mirrored (digits may not). `layout` is that of the batches made of it.
 
     >>> from tcil.incremental.datasets import load_dataset
     >>> digits = load_dataset("digits")
@@ -60,6 +61,7 @@ class Dataset:
     std: tuple[float, ...]
     padding: int = 4
     flip: bool = True
+    layout: Layout = Layout.CHANNELS_LAST
 
     @property
     def n_classes(self) -> int:
@@ -106,28 +108,44 @@ class Pixels:
         # (x / 255 - mean) / std as one multiplication and one addition.
         self._scale = 1.0 / (255.0 * std)
         self._shift = -torch.tensor(dataset.mean, device=device).view(1, -1, 1, 1) / std
-        self._padding, self._flip = dataset.padding, dataset.flip
+        self._padding, self._flip, self._form = dataset.padding, dataset.flip, dataset.layout.form
 
     def plain(self, part: ImageSet, rows: Tensor) -> Tensor:
-        """Normalised images of these rows, in channels_last."""
+        """Normalised images of these rows."""
         images = part.images[rows.to(part.images.device)]
-        return self._normalised(images.contiguous(memory_format=torch.channels_last))
+        return self._normalised(images.contiguous(memory_format=self._form))
 
-    def augmented(self, part: ImageSet, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Normalised images after a random crop and, where the dataset allows it, a random flip."""
-        images = part.images[rows.to(part.images.device)]
-        count, _, height, width = images.shape
+    @property
+    def n_views(self) -> int:
+        """How many images augmentation can make of one."""
+        return (2 * self._padding + 1) ** 2 * (2 if self._flip else 1)
+
+    def views(self, part: ImageSet, rows: Tensor) -> list[Tensor]:
+        """All of them, where there are no crops: the images as they are, and mirrored."""
+        assert self._padding == 0
+        plain = self.plain(part, rows)
+        return [plain, plain.flip(3)] if self._flip else [plain]
+
+    def augmented(self, part: ImageSet, rows: Tensor, generator: torch.Generator, keep: slice = slice(None)) -> Tensor:
+        """Normalised images after a random crop and, where the dataset allows it, a random flip.
+
+        With `keep`, only this part of them; what is drawn for an image does not depend on which part it is in.
+        """
+        images = part.images[rows[keep].to(part.images.device)]
+        count, channels, height, width = images.shape
         device, pad = images.device, self._padding
-        padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
-        offsets = torch.randint(0, 2 * pad + 1, (2, count, 1), generator=generator).to(device)
+        padded = torch.nn.functional.pad(images, (pad, pad, pad, pad)).permute(0, 2, 3, 1).contiguous()
+        offsets = torch.randint(0, 2 * pad + 1, (2, len(rows), 1), generator=generator)[:, keep].to(device)
         down = offsets[0] + torch.arange(height, device=device)
         across = offsets[1] + torch.arange(width, device=device)
         if self._flip:
-            mirrored = (torch.rand(count, 1, generator=generator) < 0.5).to(device)
+            mirrored = (torch.rand(len(rows), 1, generator=generator) < 0.5)[keep].to(device)
             across = torch.where(mirrored, across.flip(1), across)
-        # Picking pixels this way puts channels last, which is the layout the networks want.
-        picked = padded[torch.arange(count, device=device)[:, None, None], :, down[:, :, None], across[:, None, :]]
-        return self._normalised(picked.permute(0, 3, 1, 2))
+        # Whole pixels are picked, by their place among all of the batch: this leaves the channels last.
+        lines = torch.arange(count, device=device)[:, None] * padded.shape[1] + down
+        places = lines[:, :, None] * padded.shape[2] + across[:, None, :]
+        picked = padded.view(-1, channels).index_select(0, places.flatten()).view(count, height, width, channels)
+        return self._normalised(picked.permute(0, 3, 1, 2).contiguous(memory_format=self._form))
 
     def _normalised(self, images: Tensor) -> Tensor:
         return images.float().mul_(self._scale).add_(self._shift)

@@ -129,7 +129,7 @@ class PACT(Calibrator):
 
     keep_predictions: bool = True
     tolerance: float = 1e-3
-    batch_size: int = 128
+    batch_size: int = TCIL.batch_size
     device: str | torch.device | None = None
     map_type: ClassVar[type[CalibrationMap]] = PriorAdjustedMap
     result_type: ClassVar[type[Any]] = PACTResult

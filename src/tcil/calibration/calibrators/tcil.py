@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from tcil.calibration import ranks
 from tcil.calibration.arrays import as_classes, classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import missing_valid, new_class_mask, positive
@@ -23,12 +24,15 @@ from tcil.calibration.perturbation import (
     ClassMeans,
     DirectionPolicy,
     MagnitudeSearch,
+    SearchMethod,
     SearchStep,
     TargetChooser,
     search_magnitude,
 )
 from tcil.calibration.prediction import stream_logits
 from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature
+
+GLANCE = 20  # new exemplars that tell whether a magnitude far from the root lies on the side it should
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,13 @@ class TCIL(SingleTemperature):
     1. The target temperature is that of the new task's validation set.
     2. Every exemplar gets a direction: down the input gradient of the cross-entropy toward another class; the nearest
        class mean for old classes, the farthest for new ones (`policy`).
-    3. The magnitude is bisected in [0, 1] to `tolerance`, so that the perturbed new exemplars have the target
-       temperature.
+    3. The magnitude is searched in [0, 1] to `tolerance`, so that the perturbed new exemplars have the target
+       temperature; by `search`, "interpolation" or the paper's "bisection", to the same answer.
     4. The temperature of all exemplars, perturbed that far, is the answer.
 
-    Options: `policy`, `tolerance`, `solver` ("exact", or "sgd" for the authors' schedule), `seed` (for the random
-    policy and SGD), `batch_size`, `device` (default: where the model is).
+    Options: `policy`, `tolerance`, `search`, `solver` ("exact", or "sgd" for the authors' schedule, which is too rough
+    for interpolation and always bisected), `seed` (for the random policy and SGD), `batch_size`, `device` (default:
+    where the model is).
 
     >>> import torch, tcil
     >>> _ = torch.manual_seed(0)
@@ -109,7 +114,7 @@ class TCIL(SingleTemperature):
     >>> valid = draw(2 + torch.arange(200) % 2)                              # classes 2 and 3 are the new task
     >>> calibrator = tcil.TCIL().fit(network, memory=memory, valid=valid, new_classes=[2, 3])
     >>> calibrator.result_.reachable, calibrator.temperature_ > 1, len(calibrator.result_.trace)
-    (True, True, 11)
+    (True, True, 7)
     >>> calibrated = calibrator.wrap(network)
     >>> calibrated(valid[0][:2]).shape
     torch.Size([2, 4])
@@ -117,9 +122,10 @@ class TCIL(SingleTemperature):
 
     policy: DirectionPolicy | str = DirectionPolicy.PAPER
     tolerance: float = 1e-3
+    search: SearchMethod | str = SearchMethod.INTERPOLATION
     solver: Solver | str = Solver.EXACT
     seed: int = 0
-    batch_size: int = 128
+    batch_size: int = 64
     device: str | torch.device | None = None
     result_type: ClassVar[type[Any]] = TCILResult
 
@@ -127,6 +133,7 @@ class TCIL(SingleTemperature):
         super().__post_init__()
         self.policy = DirectionPolicy.parse(self.policy, "policy")
         self.solver = Solver.parse(self.solver, "solver")
+        self.search = SearchMethod.parse(self.search, "search")
         self.tolerance = positive(self.tolerance, "tolerance")
         if self.tolerance >= 1:
             raise invalid("tolerance", repr(self.tolerance), "less than 1, the width of the magnitude bracket")
@@ -235,35 +242,55 @@ class TCIL(SingleTemperature):
                 moved = classifier.place(inputs) + magnitude * steps
                 return survey.pick(classifier.logits(moved)).cpu()
 
-        new_batches = list(
-            zip(
-                survey.new_inputs.split(self.batch_size),
-                survey.new_columns.split(self.batch_size),
-                strict=True,
-            )
-        )
-        new_steps = [step_of(inputs, columns) for inputs, columns in new_batches]
+        together = ranks.current()
+
+        def batches(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+            return zip(*(tensor.split(self.batch_size) for tensor in tensors), strict=True)
+
+        new_inputs, new_columns = survey.new_inputs, survey.new_columns
+        own, lengths = list[tuple[Tensor, Tensor]](), list[int]()  # this rank's batches; how long each of all is
+        for number, (inputs, columns) in enumerate(batches(new_inputs, new_columns)):
+            lengths.append(len(columns))
+            if number == 0 or together.owns(number):
+                own.append((inputs, step_of(inputs, columns)))
+            else:
+                choose.skip(columns)
 
         def new_logits_at(magnitude: float) -> Tensor:
-            pairs = zip(new_batches, new_steps, strict=True)
-            return torch.cat([pushed_logits(inputs, steps, magnitude) for (inputs, _), steps in pairs])
+            return together.gathered([pushed_logits(*pair, magnitude) for pair in own], lengths)
+
+        few = slice(None, None, max(1, len(new_columns) // GLANCE))
+        few_steps = torch.cat([steps for _, steps in own])[few] if together.size == 1 else None
+
+        def glance(magnitude: float) -> TemperatureFit:
+            if few_steps is None:  # the other ranks have most of the steps
+                return self._solve(new_logits_at(magnitude)[few], new_columns[few])
+            pairs = batches(new_inputs[few], few_steps)
+            logits = torch.cat([pushed_logits(inputs, steps, magnitude) for inputs, steps in pairs])
+            return self._solve(logits, new_columns[few])
 
         found: MagnitudeSearch = search_magnitude(
-            lambda magnitude: self._solve(new_logits_at(magnitude), survey.new_columns),
-            self._solve(survey.new_logits, survey.new_columns),
+            lambda magnitude: self._solve(new_logits_at(magnitude), new_columns),
+            self._solve(survey.new_logits, new_columns),
             target.limit,
             tolerance=self.tolerance,
             input_scale=survey.input_scale,
+            method=SearchMethod.BISECTION if self.solver is Solver.SGD else SearchMethod(self.search),
+            glance=glance,
         )
-        logits, columns = [new_logits_at(found.magnitude)], [survey.new_columns]
+        logits, all_columns = [pushed_logits(*pair, found.magnitude) for pair in own], [new_columns]
         for inputs, labels in exemplars if survey.has_old else ():
-            own = label_columns(labels, survey.classes, "memory labels", survey.n_classes)
-            old = ~survey.is_new[own]
+            columns = label_columns(labels, survey.classes, "memory labels", survey.n_classes)
+            old = ~survey.is_new[columns]
             if bool(old.any()):
-                images = inputs[old.to(inputs.device)]
-                logits.append(pushed_logits(images, step_of(images, own[old]), found.magnitude))
-                columns.append(own[old])
-        pushed = torch.cat(logits), torch.cat(columns)
+                if together.owns(len(lengths)):
+                    images = inputs[old.to(inputs.device)]
+                    logits.append(pushed_logits(images, step_of(images, columns[old]), found.magnitude))
+                else:
+                    choose.skip(columns[old])
+                lengths.append(int(old.sum()))
+                all_columns.append(columns[old])
+        pushed = together.gathered(logits, lengths), torch.cat(all_columns)
         fit = self._solve(*pushed)
         degenerate = () if fit.verdict is Verdict.OK else (Verdict.DEGENERATE_MEMORY,)
         result = TCILResult(
@@ -335,21 +362,31 @@ def _survey(
     wanted = torch.tensor(new)
     inputs_kept, columns_kept, logits_kept = [], [], []
     count, total, squares, hits = 0, 0.0, 0.0, 0
+    together, all_columns = ranks.current(), list[Tensor]()
     with torch.no_grad():
-        for inputs, labels in exemplars:
-            logits, features = classifier.logits_and_features(classifier.place(inputs))
-            columns = label_columns(labels, names, "memory labels", logits.shape[1])
-            if names is not None:
-                logits = pick_columns(logits, len(names), places)
-            means.add(features, columns)
-            hits += int((logits.argmax(dim=1).cpu() == columns).sum())
+        for number, (inputs, labels) in enumerate(exemplars):
             rows = torch.isin(labels, wanted)
             inputs_kept.append(inputs[rows.to(inputs.device)])
+            if number == 0 or together.owns(number):
+                logits, features = classifier.logits_and_features(classifier.place(inputs))
+                if number == 0:
+                    classifier.fold(inputs[:2])
+                width = logits.shape[1]
+                columns = label_columns(labels, names, "memory labels", width)
+                if names is not None:
+                    logits = pick_columns(logits, len(names), places)
+                logits_kept.append(logits[rows.to(logits.device)].cpu())
+                if together.owns(number):
+                    means.add(features, columns)
+                    hits += int((logits.argmax(dim=1).cpu() == columns).sum())
+            else:
+                columns = label_columns(labels, names, "memory labels", width)
             columns_kept.append(columns[rows])
-            logits_kept.append(logits[rows.to(logits.device)].cpu())
+            all_columns.append(columns)
             count += inputs.numel()
             total += float(inputs.mean()) * inputs.numel()
             squares += float(inputs.square().mean()) * inputs.numel()
+    means.share(together, int(torch.cat(all_columns).max()) + 1, features.shape[1])
     present = means.counts.nonzero().squeeze(1)
     if names is not None:
         present = torch.tensor(names)[present]
@@ -363,9 +400,9 @@ def _survey(
         means.counts,
         torch.cat(inputs_kept),
         torch.cat(columns_kept),
-        torch.cat(logits_kept)[:, : len(names)],
+        together.gathered(logits_kept, [len(columns) for columns in columns_kept])[:, : len(names)],
         max(variance, 0.0) ** 0.5,
-        hits / int(means.counts.sum()),
+        int(together.total(torch.tensor(hits))) / int(means.counts.sum()),
     )
 
 

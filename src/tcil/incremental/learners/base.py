@@ -76,13 +76,18 @@ class TaskData:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One stage of training: on which rows, with which loss, which parameters, how long."""
+    """One stage of training: on which rows, with which loss, which parameters, how long.
+
+    Where a frozen part of the network comes first, `embed` is that part, and the loss reads what it makes of the
+    images; once for all epochs, where augmentation can make only a few of each.
+    """
 
     name: str
     rows: Tensor
     schedule: Schedule
     loss: Callable[[Tensor, Tensor], Tensor]
     parameters: Sequence[nn.Parameter]
+    embed: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,6 @@ class Learner(ABC):
         if task.index == 0:
             with self.fresh(0):
                 self.model = self.network(self.n_classes if self.head is Head.FIXED else task.seen).to(self.device)
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             return
         self.teacher = frozen_copy(self.model)
         if self.head is Head.GROWING:

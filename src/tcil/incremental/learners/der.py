@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from tcil.calibration.folding import folded_copy
 from tcil.incremental.learners.base import Head, Learner, LearnerOptions, Schedule, Stage, TaskData
 from tcil.incremental.networks import ResNet
 
@@ -66,12 +67,6 @@ class ExpandableNetwork(nn.Module):
             extractor.eval()
         return self
 
-    def parts(self, x: Tensor) -> list[Tensor]:
-        """Features by extractor, those of the frozen ones without a graph."""
-        with torch.no_grad():
-            frozen = [extractor(x) for extractor in self.extractors[:-1]]
-        return [*frozen, self.extractors[-1](x)]
-
     def features(self, x: Tensor) -> Tensor:
         """What `fc` reads."""
         return torch.cat([extractor(x) for extractor in self.extractors], dim=1)
@@ -80,6 +75,23 @@ class ExpandableNetwork(nn.Module):
         """Logits, differentiable through every extractor (calibration needs the whole input gradient)."""
         logits: Tensor = self.fc(self.features(x))
         return logits
+
+
+class Frozen:
+    """Features of extractors that do not learn: without a graph, as at inference, batch norms folded.
+
+    They are copied at the first batch: by then a resumed run has its weights.
+    """
+
+    def __init__(self, extractors: Iterable[nn.Module]) -> None:
+        self._originals = list(extractors)
+        self._folded: list[nn.Module] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """What `fc` reads of them."""
+        self._folded = self._folded or [folded_copy(extractor, x[:2]) for extractor in self._originals]
+        with torch.no_grad():
+            return torch.cat([extractor(x) for extractor in self._folded], dim=1)
 
 
 class DER(Learner):
@@ -99,7 +111,6 @@ class DER(Learner):
             else:
                 self.model.expand(n_classes, len(task.columns))
         self.model.to(self.device)
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def stages(self, task: TaskData) -> tuple[str, ...]:
         """The names of this task's stages."""
@@ -116,22 +127,23 @@ class DER(Learner):
         schedule = Schedule(o.finetune_epochs, o.finetune_lr, tuple(o.finetune_milestones), o.finetune_weight_decay)
         rows = task.balanced_rows(generator)
 
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            with torch.no_grad():  # only the head learns; extractors run as at inference
-                features = self.model.eval().features(x)
+        def loss(features: Tensor, y: Tensor) -> Tensor:
             logits = self.model.fc(features)[:, : task.seen]
             return nn.functional.cross_entropy(logits / o.finetune_temperature, y)
 
-        return Stage(name, rows, schedule, loss, list(self.model.fc.parameters()))
+        # Only the head learns; extractors run as at inference.
+        embed = Frozen(self.model.extractors)
+        return Stage(name, rows, schedule, loss, list(self.model.fc.parameters()), embed)
 
     def _first_loss(self, task: TaskData) -> Callable[[Tensor, Tensor], Tensor]:
-        model = self.model
+        model, frozen = self.model, Frozen(self.model.extractors[:-1])
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            parts = model.parts(x)
-            total = nn.functional.cross_entropy(model.fc(torch.cat(parts, dim=1))[:, : task.seen], y)
+            newest = model.extractors[-1](x)
+            features = newest if model.aux is None else torch.cat([frozen(x), newest], dim=1)
+            total = nn.functional.cross_entropy(model.fc(features)[:, : task.seen], y)
             if model.aux is not None:
-                total = total + nn.functional.cross_entropy(model.aux(parts[-1]), auxiliary_labels(y, task.old))
+                total = total + nn.functional.cross_entropy(model.aux(newest), auxiliary_labels(y, task.old))
             return total
 
         return loss

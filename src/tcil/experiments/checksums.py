@@ -1,0 +1,110 @@
+"""Files that tell whether they are whole: each carries a SHA-256 over all its other bytes.
+
+A checksum lies in the file itself, since a file beside it could not be renamed in the same moment. JSON begins with
+`{"checksum": "sha256:..."`, safetensors have it in the header; the same content gives the same bytes. Files of run
+folders that were made before there were checksums are told by their form, and read as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+_BLANK = b"0" * 64
+_JSON_START, _JSON_END = b'{"checksum": "sha256:', b'"'
+_HEX = re.compile(rb'[0-9a-f]{64}"')
+_NOTE = b'"note":"sha256='
+_OLD_NOTES = {"stage", "epoch"}
+
+
+class Damaged(ValueError):
+    """The content is not what was written."""
+
+
+def seal_json(record: dict[str, Any]) -> bytes:
+    """The record as JSON with its checksum; the same record gives the same bytes.
+
+    >>> seal_json({"b": 1, "a": 2})[85:]
+    b'",\\n "a": 2,\\n "b": 1\\n}\\n'
+    >>> open_json(seal_json({"b": 1, "a": 2}))
+    {'a': 2, 'b': 1}
+    """
+    body = (json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()[1:]
+    body = _JSON_END + (b"," if record else b"") + body
+    return _JSON_START + _digest(body) + body
+
+
+def is_sealed_json(content: bytes) -> bool:
+    """Whether a JSON file carries a checksum."""
+    return content.startswith(_JSON_START)
+
+
+def open_json(content: bytes) -> dict[str, Any]:
+    """The record in a file of a run folder, if the file is whole."""
+    if is_sealed_json(content):
+        start, end = len(_JSON_START), len(_JSON_START) + len(_BLANK)
+        if content[start:end] != _digest(content[end:]):
+            raise Damaged("its checksum does not match")
+    elif _HEX.match(content, len(_JSON_START)):
+        raise Damaged("its beginning is not as it was written")  # a checksum stands there, but not its name
+    try:
+        record: dict[str, Any] = json.loads(content)
+    except ValueError as error:
+        raise Damaged(f"it is not JSON: {error}") from None
+    if is_sealed_json(content):
+        del record["checksum"]
+    return record
+
+
+def seal_tensors(tensors: dict[str, Tensor], note: dict[str, str] | None = None) -> bytes:
+    """Named tensors as safetensors, with a note and the checksum in the header.
+
+    >>> import torch
+    >>> content = seal_tensors({"a": torch.zeros(2)}, {"epoch": "3"})
+    >>> open_tensors(content)
+    ({'a': tensor([0., 0.])}, {'epoch': '3'})
+    >>> try:
+    ...     open_tensors(content[:-1])
+    ... except Damaged as error:
+    ...     print(error)
+    its checksum does not match
+    """
+    # One entry for all: safetensors writes several in a random order.
+    words = {"sha256": _BLANK.decode(), **(note or {})}
+    content = bytearray(save(tensors, metadata={"note": " ".join(f"{key}={value}" for key, value in words.items())}))
+    at = content.index(_NOTE) + len(_NOTE)
+    content[at : at + len(_BLANK)] = _digest(content)
+    return bytes(content)
+
+
+def open_tensors(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors in a file and their note, if the file is whole."""
+    header = 8 + int.from_bytes(content[:8], "little")
+    at = content.find(_NOTE, 8, header)
+    if at >= 0:
+        at += len(_NOTE)
+        blank = bytearray(content)
+        blank[at : at + len(_BLANK)] = _BLANK
+        if content[at : at + len(_BLANK)] != _digest(blank):
+            raise Damaged("its checksum does not match")
+    try:
+        note = json.loads(content[8:header]).get("__metadata__") or {}
+        if at >= 0:
+            note = dict(word.split("=", 1) for word in note["note"].split(" "))
+            del note["sha256"]
+        elif not set(note) <= _OLD_NOTES:
+            raise Damaged("its header is not as it was written")
+        return load(content), note
+    except Damaged:
+        raise
+    except Exception as error:  # a damaged file fails in many ways
+        raise Damaged(f"it is not safetensors: {error}") from None
+
+
+def _digest(content: bytes | bytearray) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()

@@ -1,0 +1,95 @@
+"""Where a run stands, as a small file in its folder: the same for local processes, Ray and Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tcil.experiments.run import Progress
+from tcil.experiments.store import RunFolder
+
+NAME = "status.json"
+PAUSE = 0.5  # seconds between two writes, but for a change of phase
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the file says. `left` is the estimated number of seconds, None where nothing tells it yet."""
+
+    state: str
+    task: int = 0
+    tasks: int = 0
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    left: float | None = None
+    error: str = ""
+    host: str = ""
+    pid: int = 0
+    updated: float = 0.0
+
+
+def read_status(folder: Path) -> Status | None:
+    """What the file in this folder says; None where there is none that can be read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a damaged status is nobody's loss
+        record = RunFolder(folder).read_json(NAME)
+    try:
+        return None if record is None else Status(**record)
+    except TypeError:
+        return None
+
+
+class StatusWriter:
+    """A listener that keeps the file up to date."""
+
+    def __init__(self, folder: Path) -> None:
+        self._store = RunFolder(folder)
+        self._last: Status | None = None
+        self._what = ""
+        self._began: tuple[float, float] | None = None  # when, and with what part of the run done
+
+    def titled(self, title: str) -> Self:
+        """The display of one training; a run may have a second one, on all data, which starts from the beginning."""
+        self._began, self._what = None, "all data, " if title.endswith("all data") else ""
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __call__(self, progress: Progress) -> None:
+        """Write where the run stands, unless that was just done."""
+        phase, now = progress.phase, time.time()
+        part = (progress.task + (progress.done / progress.total if phase != "calibrate" else 1)) / progress.n_tasks
+        began, before = self._began = self._began or (now, part)
+        left = (now - began) * (1 - part) / (part - before) if part > before else None
+        shown = self._what + phase
+        status = self._status("running", progress.task, progress.n_tasks, shown, progress.done, progress.total, left)
+        last = self._last
+        if last is None or (last.task, last.phase) != (status.task, status.phase) or now - last.updated > PAUSE:
+            self._write(status)
+
+    def end(self, state: str, error: str = "") -> None:
+        """Write how it ended."""
+        last = self._last or Status(state)
+        self._write(self._status(state, last.task, last.tasks, last.phase, last.done, last.total, None, error))
+
+    def _status(self, state: str, *values: object) -> Status:
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "updated": time.time()}
+        return Status(state, *values, **who)  # type: ignore[arg-type]
+
+    def _write(self, status: Status) -> None:
+        self._last = status
+        with contextlib.suppress(OSError):  # a full disk is told where it does harm
+            self._store.write_json(NAME, asdict(status))

@@ -1,0 +1,49 @@
+"""Signals that ask a run to stop: it finishes its step, saves, and exits with a code that says: start me again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+EXIT_CODE = 75  # EX_TEMPFAIL: nothing is wrong, try again later
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Stopped(Exception):
+    """A run stopped because it was asked to; the same command goes on where it was."""
+
+
+_received: signal.Signals | None = None
+
+
+def request(number: int, frame: FrameType | None = None) -> None:
+    """Note that this process shall stop soon; what signal handlers call."""
+    global _received
+    _received = signal.Signals(number)
+
+
+def requested() -> bool:
+    """Whether this process was asked to stop."""
+    return _received is not None
+
+
+def check() -> None:
+    """Stop here, if this process was asked to."""
+    if _received is not None:
+        raise Stopped(f"stopped by {_received.name}; the same command goes on where it was")
+
+
+@contextmanager
+def on_signals(*more: signal.Signals) -> Iterator[None]:
+    """Inside, SIGTERM and SIGUSR1 (and `more`) are requests to stop; handlers are put back afterwards."""
+    global _received
+    _received = None
+    before = {number: signal.signal(number, request) for number in (*SIGNALS, *more)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _received = None

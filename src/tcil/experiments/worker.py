@@ -1,0 +1,218 @@
+"""One run of a sweep as a job: what a worker is told, what it does, and what it answers, all as plain JSON.
+
+`python -m tcil.experiments.worker` takes jobs as lines on its input and answers each with a line on its output. When
+its input ends, the sweep that started it is over or dead: it finishes its step, saves and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tcil import __version__
+from tcil.calibration.errors import invalid
+from tcil.calibration.storage import replace_file
+from tcil.experiments import stopping
+from tcil.experiments.collect import StoredRun
+from tcil.experiments.locks import FolderInUse
+from tcil.experiments.perform import train
+from tcil.experiments.run import Run
+from tcil.experiments.settings import RunSettings
+from tcil.experiments.status import StatusWriter
+from tcil.experiments.store import DamagedFileWarning, RunFolder
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run, and all that a process needs to know for it.
+
+    `threads`: None leaves them as they are. `home` is where the user's own parts are looked for. `analysis`: also what
+    the paper's figures need.
+    """
+
+    settings: RunSettings
+    out: Path
+    data: Path | None = None
+    device: str = "cpu"
+    calibrators: tuple[str, ...] | None = None
+    log: str | None = None
+    full_data: bool = True
+    threads: int | None = None
+    home: Path = Path()
+    analysis: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.out / self.settings.name
+
+    def to_json(self) -> str:
+        """The job as one line."""
+        record = {key: str(value) if isinstance(value, Path) else value for key, value in self.__dict__.items()}
+        return json.dumps({**record, "settings": self.settings.model_dump(mode="json"), "version": __version__})
+
+    @classmethod
+    def from_json(cls, line: str) -> Job:
+        """What `to_json` wrote, in a process with the same version of tcil."""
+        record: dict[str, Any] = json.loads(line)
+        version = record.pop("version")
+        if version != __version__:
+            raise invalid("tcil", f"version {__version__} on this node", f"{version}, as where the sweep was started")
+        record["settings"] = RunSettings(**record["settings"])
+        record |= {key: Path(record[key]) for key in ("out", "home")}
+        record["data"] = record["data"] and Path(record["data"])
+        record["calibrators"] = record["calibrators"] and tuple(record["calibrators"])
+        return cls(**record)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: "done", "failed", "stopped", "in use" (by another process) or "died" (the worker itself)."""
+
+    state: str
+    message: str = ""
+    remarks: tuple[str, ...] = ()
+
+
+def work(job: Job) -> Outcome:
+    """Do the run, or what is left of it. Whatever goes wrong is an outcome; the full text is in RUN/error.txt."""
+    writer = StatusWriter(job.folder)
+    with _remarks() as remarks, _threads(job.threads):
+
+        def ended(state: str, message: str = "") -> Outcome:
+            return Outcome(state, message, tuple(remarks))
+
+        try:
+            with RunFolder(job.folder).held():
+                try:
+                    _train(job, writer)
+                    writer.end("done")
+                    return ended("done")
+                except stopping.Stopped as reason:
+                    writer.end("stopped", str(reason))
+                    return ended("stopped", str(reason))
+                except Exception as error:
+                    message = last_line(error)
+                    writer.end("failed", message)
+                    with contextlib.suppress(OSError):
+                        replace_file(job.folder / "error.txt", traceback.format_exc().encode())
+                    return ended("failed", message)
+        except FolderInUse as reason:
+            return ended("in use", str(reason))
+        except Exception as error:  # no folder can be made, say
+            return ended("failed", last_line(error))
+
+
+def last_line(error: BaseException) -> str:
+    """The end of what an error says, which tells most."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if isinstance(error, ValueError) and lines else f"{type(error).__name__}: {(lines or [''])[-1]}"
+
+
+def _train(job: Job, writer: StatusWriter) -> None:
+    if job.home.is_dir():
+        os.chdir(job.home)
+    stored = train(
+        job.settings,
+        job.out,
+        data=job.data,
+        device=job.device,
+        calibrators=job.calibrators,
+        log=job.log,
+        full_data=job.full_data,
+        display=writer.titled,
+    )
+    if job.analysis:
+        from tcil.experiments.analysis import analyse
+
+        analyse(Run(job.settings, job.folder, data=job.data, device=job.device))
+    _report(stored)
+    (job.folder / "error.txt").unlink(missing_ok=True)
+
+
+def _report(run: StoredRun) -> None:
+    """The run's page, unless there is one of these results."""
+    page, results = run.path / "report.html", run.path / "results.json"
+    if not page.exists() or page.stat().st_mtime < results.stat().st_mtime:
+        from tcil.experiments.report import write_report  # with all that draws; a worker starts without it
+
+        write_report([run], page)
+
+
+@contextlib.contextmanager
+def _remarks() -> Iterator[list[str]]:
+    """What is said of damaged files meanwhile, each once."""
+    texts: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DamagedFileWarning)
+        show = warnings.showwarning
+
+        def note(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+            if not issubclass(category, DamagedFileWarning):
+                show(message, category, *rest)
+            elif str(message) not in texts:
+                texts.append(str(message))
+
+        warnings.showwarning = note  # type: ignore[assignment]
+        yield texts
+
+
+@contextlib.contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def answer(line: str) -> str:
+    """The outcome of a job, both as JSON: what travels between processes."""
+    try:
+        outcome = work(Job.from_json(line))
+    except ValueError as error:
+        outcome = Outcome("failed", last_line(error))
+    return json.dumps(asdict(outcome))
+
+
+def answer_unless_cancelled(line: str) -> str:
+    """The same in a Ray task, where being cancelled (which comes as SIGINT) is a request to stop."""
+    with stopping.on_signals(signal.SIGINT):
+        return answer(line)
+
+
+def main() -> None:
+    """Work until the input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what anything prints goes with the errors
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the sweep tells its workers
+    lines: queue.Queue[str] = queue.Queue()
+    with stopping.on_signals():
+        threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+        while line := lines.get():
+            print(answer(line), file=answers, flush=True)
+
+
+def _listen(lines: queue.Queue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    stopping.request(signal.SIGTERM)
+    lines.put("")
+
+
+if __name__ == "__main__":
+    main()

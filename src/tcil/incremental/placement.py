@@ -1,0 +1,91 @@
+"""How training uses a processor: the layout of images and weights, and the number of threads, found by trying."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from tcil.calibration.options import Option
+from tcil.incremental.networks import seeded
+
+
+class Layout(Option):
+    """In which order images and weights lie in memory."""
+
+    CHANNELS_LAST = "channels_last", "the channels of a pixel side by side: mostly the faster one"
+    CONTIGUOUS = "contiguous", "channel by channel (NCHW)"
+
+    @property
+    def form(self) -> torch.memory_format:
+        """As torch names it."""
+        return torch.channels_last if self is Layout.CHANNELS_LAST else torch.contiguous_format
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A layout and a number of threads; `images_per_second` is what was measured to choose them, if anything was."""
+
+    layout: Layout
+    threads: int
+    images_per_second: tuple[tuple[str, float], ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """For the run's environment."""
+        measured = {name: round(speed, 1) for name, speed in self.images_per_second}
+        return {"layout": str(self.layout), "threads": self.threads, "images_per_second": measured}
+
+
+# How much faster than the usual way (channels last, all threads) another must be. Sums depend on the layout, so that
+# noise must not choose it; an idle core is no loss.
+_LAYOUT_GAIN, _THREAD_GAIN = 1.5, 1.1
+_BATCH, _REPEATS = 16, 3
+
+
+@cache
+def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]) -> Placement:
+    """The faster of both layouts, with one thread or all, by a few training steps on a few images.
+
+    OMP_NUM_THREADS and TCIL_LAYOUT, where set, decide instead. One choice for all runs of a process.
+    """
+    threads = torch.get_num_threads()
+    counts = [threads] if "OMP_NUM_THREADS" in os.environ or threads == 1 else [threads, 1]
+    named = os.environ.get("TCIL_LAYOUT")
+    layouts = [Layout.parse(named, "TCIL_LAYOUT")] if named else list(Layout)
+    ways = [(layout, count) for layout in layouts for count in counts]
+    if len(ways) == 1:
+        return Placement(*ways[0])
+    with seeded(0):  # trying leaves the global generator as it was
+        models = {layout: network(10).to(memory_format=layout.form) for layout in layouts}  # type: ignore[call-overload]
+    seconds = {way: float("inf") for way in ways}
+    try:
+        for _ in range(_REPEATS):
+            for layout, count in ways:
+                torch.set_num_threads(count)
+                took = step_seconds(models[layout], shape, layout, _BATCH)
+                seconds[layout, count] = min(seconds[layout, count], took)
+    finally:
+        torch.set_num_threads(threads)
+
+    def handicapped(way: tuple[Layout, int]) -> float:
+        layout, count = way
+        return seconds[way] * (_LAYOUT_GAIN ** (layout is not layouts[0])) * (_THREAD_GAIN ** (count != threads))
+
+    speeds = tuple((f"{layout}, {count} threads", _BATCH / took) for (layout, count), took in seconds.items())
+    return Placement(*min(ways, key=handicapped), speeds)
+
+
+def step_seconds(model: nn.Module, shape: tuple[int, ...], layout: Layout, batch_size: int) -> float:
+    """How long one forward and backward pass of a batch takes."""
+    x = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0))
+    x = x.contiguous(memory_format=layout.form)
+    y = torch.zeros(batch_size, dtype=torch.long)
+    started = time.perf_counter()
+    nn.functional.cross_entropy(model(x), y).backward()
+    return time.perf_counter() - started

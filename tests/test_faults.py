@@ -1,0 +1,194 @@
+"""A few faults of each kind that benchmarks/faults.py injects; and each check fails without what it checks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import random
+import signal
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load
+
+import tcil.experiments.commands as commands
+import tcil.experiments.executors as executors
+import tcil.experiments.locks as locks
+import tcil.experiments.stopping as stopping
+import tcil.experiments.store as store
+import tcil.incremental.training as training
+
+spec = importlib.util.spec_from_file_location(
+    "faults", Path(__file__).resolve().parent.parent / "benchmarks" / "faults.py"
+)
+assert spec is not None
+faults = importlib.util.module_from_spec(spec)
+sys.modules["faults"] = faults
+assert spec.loader is not None
+spec.loader.exec_module(faults)
+
+pytestmark = pytest.mark.timeout(600)
+on_ray = pytest.mark.xdist_group("ray")  # one cluster for all of them
+faults.AT_ONCE = 1  # small: all of it must be quick
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    print(f"seed {faults.SEED}")
+    return faults.Lab(tmp_path_factory.mktemp("lab"), random.Random(faults.SEED))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with faults.RayCluster().joined() as nodes:
+        yield nodes
+
+
+def at_least_one(inject):
+    """Some moments fall after the end; then it is drawn again."""
+    assert any(inject() for _ in range(6))
+
+
+# protections, taken out -----------------------------------------------------------------------------------------
+
+
+def no_retries():
+    commands.sweep = functools.partial(commands.sweep, retries=0)
+
+
+def deaf_workers():
+    """Workers that do not notice that the sweep is gone."""
+    code = "import sys, tcil.experiments.worker as w; w._listen = lambda q: [q.put(x) for x in sys.stdin];"
+    code += " w._report = lambda run: None; w.main()"
+    executors.Worker.command = (sys.executable, "-c", code)
+
+
+def no_rename():
+    def write(path, content):
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+    store.replace_file = write
+
+
+def no_checksums():
+    def plain_json(content):
+        record = json.loads(content)
+        record.pop("checksum", None)
+        return record
+
+    def plain_tensors(content):
+        size = int.from_bytes(content[:8], "little")
+        words = json.loads(content[8 : 8 + size])["__metadata__"]["note"].split(" ")
+        return load(content), dict(word.split("=", 1) for word in words)
+
+    store.open_json, store.open_tensors = plain_json, plain_tensors
+
+
+def no_lock():
+    locks.FolderLock.held = lambda self, waiting=None: contextlib.nullcontext()
+
+
+def no_handlers():
+    stopping.on_signals = lambda *more: contextlib.nullcontext()
+
+
+def no_look_at_the_loss():
+    training.math = types.SimpleNamespace(isfinite=lambda value: True)
+
+
+# the faults -----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_killed(lab):
+    at_least_one(lambda: faults.killed_worker(lab))
+
+
+def test_a_killed_worker_is_the_end_without_retries(lab):
+    with pytest.raises(faults.Lost, match="did not get over it"):
+        at_least_one(lambda: faults.killed_worker(lab, no_retries))
+
+
+def test_the_driver_is_killed(lab):
+    at_least_one(lambda: faults.killed_driver(lab))
+
+
+def test_workers_would_outlive_their_driver(lab):
+    with pytest.raises(faults.Lost, match="workers went on though the sweep was dead"):
+        at_least_one(lambda: faults.killed_driver(lab, deaf_workers))
+
+
+@on_ray
+def test_a_sweep_on_ray_is_stopped(lab, cluster):
+    where = ("--on", "ray", "--ray-address", cluster.address)
+    at_least_one(lambda: faults.signalled_sweep(lab, signal.SIGTERM, *where))
+
+
+@on_ray
+def test_a_ray_node_is_killed(lab, cluster):
+    at_least_one(lambda: faults.killed_node(lab, cluster))
+
+
+@on_ray
+def test_a_killed_ray_node_is_the_end_without_retries(lab, cluster):
+    with pytest.raises(faults.Lost, match="did not get over it"):
+        at_least_one(lambda: faults.killed_node(lab, cluster, no_retries))
+
+
+def test_a_write_fails(lab):
+    for _ in range(2):
+        assert faults.failed_write(lab) == 1
+
+
+def test_a_failed_write_destroys_without_the_rename(lab):
+    with pytest.raises(faults.Lost, match="is not as it was before"):
+        faults.failed_write(lab, no_rename)
+
+
+def test_a_file_is_damaged(lab):
+    for _ in range(3):
+        assert faults.damaged_file(lab) == 1
+
+
+def test_a_damaged_file_is_used_without_checksums(lab):
+    with pytest.raises(faults.Lost):
+        faults.damaged_file(lab, no_checksums)
+
+
+def test_two_sweeps_on_one_folder(lab):
+    assert faults.two_sweeps(lab) == 1
+
+
+def test_two_sweeps_do_everything_twice_without_the_lock(lab):
+    with pytest.raises(faults.Lost, match=r"steps instead of|one of two sweeps"):
+        faults.two_sweeps(lab, no_lock)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_stops_a_run_after_its_step(lab, number):
+    at_least_one(lambda: faults.signalled(lab, number))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_just_kills_without_the_handler(lab, number):
+    with pytest.raises(faults.Lost, match=f"{number.name} gave the exit code -{int(number)}"):
+        at_least_one(lambda: faults.signalled(lab, number, no_handlers))
+
+
+def test_a_sweep_passes_signals_on(lab):
+    at_least_one(lambda: faults.signalled_sweep(lab, signal.SIGTERM, *faults.processes()))
+
+
+def test_a_loss_of_nan_stops_that_run_only(lab):
+    assert faults.not_a_number(lab) == 1
+
+
+def test_a_loss_of_nan_has_no_verdict_unless_looked_at(lab):
+    with pytest.raises(faults.Lost):
+        faults.not_a_number(lab, no_look_at_the_loss)
