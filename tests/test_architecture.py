@@ -154,6 +154,23 @@ def test_readme_numbers_are_those_of_the_stored_run():
                 assert cell == f"{100 * sum(values) / len(values):.2f}"
 
 
+def test_scale_out_numbers_are_those_of_the_stored_runs():
+    import json
+
+    text = " ".join((ROOT / "docs" / "scale-out.md").read_text().split())
+    faults, sweep = (
+        json.loads((ROOT / "docs" / "results" / name).read_text()) for name in ("faults.json", "sweep.json")
+    )
+    assert f"({faults['seed']})" in text
+    assert faults["in_all"] == sum(faults["faults"].values()) >= 50
+    assert f"{faults['in_all']} faults, nothing lost" in text
+    for name, count in faults["faults"].items():
+        assert f"| {name} | {count} |" in text
+    serial, processes, ray = (sweep["seconds"][place][0] for place in ("serial", "processes", "ray"))
+    assert f"{serial} s, {processes} s and {ray} s" in text
+    assert f"a speed-up of {sweep['speed_up']['processes']} and {sweep['speed_up']['ray']}" in text
+
+
 def test_no_paths_of_this_machine():
     """Nothing in the tree names where it was built."""
     needle = "/" + "work/"
