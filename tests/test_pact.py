@@ -15,7 +15,17 @@ from torch import nn
 
 import tcil
 from tcil.calibration.calibrators.maps import PriorAdjustedMap
-from tcil.calibration.calibrators.pact import LABEL_SHIFT_ERROR, _joint_fit, _label_shift, _State, _within_new
+from tcil.calibration.calibrators.pact import (
+    BIAS_SPREAD,
+    DRIFT,
+    FIRST_DRIFT,
+    LABEL_SHIFT_ERROR,
+    _joint_fit,
+    _label_shift,
+    _laplace,
+    _State,
+    _temperature,
+)
 from tcil.calibration.options import Verdict
 
 K, OLD, DIMENSIONS, OVERCONFIDENCE = 6, 4, 8, 2.5
@@ -52,6 +62,8 @@ def new_labels(n):
     return OLD + torch.arange(n) % (K - OLD)
 
 
+AFTER = {"log_imbalance": 2.0}
+MEMO = {"calibrator": "PACT", "mean": [0.7, 0.9], "covariance": [[0.01, 0.0], [0.0, 0.02]], **AFTER}
 IS_NEW = torch.tensor([column in NEW for column in range(K)])
 
 
@@ -104,10 +116,10 @@ class TestEvidence:
         low, middle, high = (_label_shift(*rows, IS_NEW, 0.8 + sign * step) for sign in (-1, 0, 1))
         assert middle[1] == pytest.approx((high[0] - low[0]) / (2 * step), rel=1e-4)
 
-    def test_within_new_finds_the_temperature_whatever_the_imbalance(self):
+    def test_new_classes_find_the_temperature_whatever_the_imbalance(self):
         for imbalance in (1.0, 20.0):
             logits, labels = World(imbalance).logits(new_labels(20000))
-            found = _within_new(logits[:, OLD:], labels - OLD)
+            found = _temperature(logits[:, OLD:], labels - OLD)
             assert found is not None
             assert math.exp(found[0]) == pytest.approx(OVERCONFIDENCE, rel=0.05)
 
@@ -115,16 +127,51 @@ class TestEvidence:
         """Over 300 draws of 200 images, the estimates spread as much as their own standard errors say."""
         world = World(10.0)
         sets = [world.logits(new_labels(200)) for _ in range(300)]
-        found = [_within_new(z[:, OLD:], y - OLD) for z, y in sets]
+        found = [_temperature(z[:, OLD:], y - OLD) for z, y in sets]
         estimates = np.array([one for one in found if one is not None])
         assert len(estimates) == 300
         assert np.std(estimates[:, 0]) == pytest.approx(np.mean(estimates[:, 1]), rel=0.2)
 
-    def test_within_new_says_when_there_is_nothing(self):
-        assert _within_new(torch.tensor([[2.0, 1.0, -4.0]]), torch.tensor([1])) is None  # one row has no error
-        assert _within_new(torch.tensor([[2.0, 1.0, -4.0]] * 6), torch.tensor([1] * 6)) is None
-        assert _within_new(torch.randn(10, 1), torch.zeros(10, dtype=torch.long)) is None
-        assert _within_new(5 * torch.eye(2).repeat(5, 1), torch.arange(10) % 2) is None  # all right
+    def test_temperature_says_when_there_is_nothing(self):
+        assert _temperature(torch.tensor([[2.0, 1.0, -4.0]]), torch.tensor([1])) is None  # one row has no error
+        assert _temperature(torch.tensor([[2.0, 1.0, -4.0]] * 6), torch.tensor([1] * 6)) is None
+        assert _temperature(torch.randn(10, 1), torch.zeros(10, dtype=torch.long)) is None
+        assert _temperature(5 * torch.eye(2).repeat(5, 1), torch.arange(10) % 2) is None  # all right
+
+    def test_a_likelihood_as_one_observation_has_its_mode(self):
+        """Combined with what is known, it lies where likelihood and prior together are highest."""
+        logits, labels = World(10.0).logits(new_labels(60))
+        z, y = logits[:, OLD:], labels - OLD
+        for mean, variance in ((0.0, 1.0), (0.4, 0.02), (2.0, 0.3)):
+            value, error = _laplace(z, y, mean, variance)
+            combined = (mean / variance + value / error**2) / (1 / variance + 1 / error**2)
+
+            def loss(x, mean=mean, variance=variance):
+                nll = nn.functional.cross_entropy(z.double() * math.exp(-x[0]), y, reduction="sum")
+                return float(nll) + (x[0] - mean) ** 2 / (2 * variance)
+
+            best = minimize(loss, [0.5], method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-10}).x[0]
+            assert combined == pytest.approx(best, abs=1e-4)
+        alone = _temperature(z, y)
+        wide = _laplace(z, y, 0.0, 1e6)
+        assert wide == pytest.approx(alone, rel=0.2)
+
+    def test_few_images_that_are_all_right_do_not_say_that_t_is_zero(self):
+        z, y = 2 * torch.eye(2).repeat(5, 1), torch.arange(10) % 2
+        assert _temperature(z, y) is None
+        value, error = _laplace(z, y, 0.5, 0.04)
+        combined = (0.5 / 0.04 + value / error**2) / (1 / 0.04 + 1 / error**2)
+        assert 0.2 < combined < 0.5
+        assert error > 0.3
+
+    def test_joint_fit_variances_are_those_of_repetition(self):
+        world = World(8.0)
+        found = [
+            _joint_fit(world.logits(new_labels(200)), world.logits(torch.arange(240) % OLD), IS_NEW) for _ in range(200)
+        ]
+        estimates = np.array([(t, b, *variances) for t, b, variances in found])
+        assert np.var(estimates[:, 0]) == pytest.approx(np.mean(estimates[:, 2]), rel=0.4)
+        assert np.var(estimates[:, 1]) == pytest.approx(np.mean(estimates[:, 3]), rel=0.4)
 
     def test_joint_fit_is_the_minimum(self):
         world = World(8.0)
@@ -139,7 +186,7 @@ class TestEvidence:
             return float(-(weight * log_p.gather(1, y[:, None]).squeeze(1)).sum())
 
         best = minimize(loss, [0.5, 0.5], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12}).x
-        assert found == pytest.approx(tuple(best), abs=1e-5)
+        assert found[:2] == pytest.approx(tuple(best), abs=1e-5)
         assert math.exp(found[0]) == pytest.approx(OVERCONFIDENCE, rel=0.35)
         assert found[1] == pytest.approx(math.log(8.0), abs=0.8)
 
@@ -162,8 +209,8 @@ class TestFit:
         world, pact = self.fitted(20.0)
         logits, labels = world.logits(torch.arange(12000) % K)
         result = pact.result_
-        assert result.temperature == pytest.approx(OVERCONFIDENCE, rel=0.2)
-        assert result.share > 0.75
+        assert abs(math.log(result.temperature / OVERCONFIDENCE)) < 3 * result.log_temperature_error
+        assert abs(result.bias - math.log(20.0)) < 3 * result.bias_error
 
         def errors(probs):
             groups = tcil.metrics.predicted_groups(probs, NEW)
@@ -176,12 +223,18 @@ class TestFit:
         assert oracle[2] > 0.06  # what one temperature cannot do, even if it knows the test set
         assert ours[0] <= oracle[0] + 0.02
 
-    def test_where_the_learner_balances_by_itself_the_share_is_small(self):
+    def test_where_the_learner_balances_by_itself_the_bias_is_small(self):
         """The counts say 20, the network's logits hold no prior."""
         world = World(1.0)
         memory = world.memory()
         pact = tcil.PACT().fit(world.model, memory, world.draw(new_labels(500)), NEW, imbalance=20.0)
-        assert pact.result_.share < 0.3
+        assert abs(pact.bias_) < 0.3 * math.log(20.0)
+
+    def test_a_network_that_favours_new_classes_more_than_the_counts_say(self):
+        """The counts say 1, the network's logits hold a prior of 20: the evidence overrules the counts."""
+        world = World(20.0)
+        pact = tcil.PACT().fit(world.model, world.memory(), world.draw(new_labels(500)), NEW, imbalance=1.0)
+        assert pact.bias_ > 1.0
 
     def test_first_task_is_temperature_scaling(self):
         world = World(1.0)
@@ -189,7 +242,7 @@ class TestFit:
         pact = tcil.PACT().fit(world.model, world.memory(), valid, range(K))
         with torch.no_grad():
             ts = tcil.TemperatureScaling().fit(world.model(valid[0]), valid[1])
-        assert pact.temperature_ == pytest.approx(ts.temperature_, rel=1e-4)
+        assert pact.temperature_ == pytest.approx(ts.temperature_, rel=0.03)  # beside it there is a weak prior
         assert pact.result_.bias == 0.0
         assert [piece.source for piece in pact.result_.evidence] == ["new classes"]
 
@@ -222,9 +275,8 @@ class TestFit:
             model.weight.copy_(30 * torch.eye(K))
             model.bias.zero_()
         valid = torch.eye(K)[OLD:].repeat(3, 1), torch.arange(OLD, K).repeat(3)
-        memo = {"calibrator": "PACT", "mean": [0.7, 0.9], "covariance": [[0.01, 0.0], [0.0, 0.02]]}
         pact = tcil.PACT().fit(
-            model, (torch.eye(K).repeat(2, 1), torch.arange(K).repeat(2)), valid, NEW, imbalance=4.0, history=memo
+            model, (torch.eye(K).repeat(2, 1), torch.arange(K).repeat(2)), valid, NEW, imbalance=4.0, history=MEMO
         )
         assert pact.temperature_ == pytest.approx(math.exp(0.7), rel=0.25)
         assert pact.result_.verdicts == (Verdict.REMEMBERED,)
@@ -236,7 +288,7 @@ class TestFit:
             world = World(10.0, seed)
             pact = tcil.PACT().fit(world.model, world.memory(), world.draw(new_labels(n)), NEW, imbalance=10.0)
             assert 0.2 < pact.temperature_ < 20
-            assert 0 <= pact.result_.share <= 1
+            assert abs(pact.bias_) < 6
 
     def test_labels_in_another_order(self):
         """The same with classes= permuted, and with a wide head by columns=."""
@@ -280,24 +332,34 @@ class TestHistory:
         moved = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history=elsewhere)
         assert again.temperature_ < moved.temperature_ < math.exp(elsewhere["mean"][0])
 
-    def test_a_share_at_its_bound_takes_the_temperature_along(self):
-        precision = torch.tensor([[50.0, -20.0], [-20.0, 30.0]], dtype=torch.float64)
-        state = _State((0.8, 1.3), precision)
-        state._keep_share_inside()
-        covariance = torch.linalg.inv(precision)
-        expected = 0.8 + float(covariance[0, 1] / covariance[1, 1]) * (1.0 - 1.3)
-        assert state.mean == pytest.approx((expected, 1.0))
+    def test_drift_makes_it_less_certain_and_the_bias_follows_the_imbalance(self):
+        state = _State.of(MEMO, log_imbalance=2.5)
+        variances = [0.01 + DRIFT[0] ** 2, 0.02 + DRIFT[1] ** 2]
+        assert state.covariance.diagonal().tolist() == pytest.approx(variances)
+        assert state.mean.tolist() == pytest.approx([0.7, 0.9 + (2.5 - 2.0) / 2])
 
-    def test_drift_makes_it_less_certain(self):
-        memo = {"calibrator": "PACT", "mean": [0.7, 0.9], "covariance": [[0.01, 0.0], [0.0, 0.02]]}
-        state = _State.of(memo)
-        assert torch.linalg.inv(state.precision).diagonal().tolist() == pytest.approx([0.02, 0.03])
-        assert state.mean == (0.7, 0.9)
+    def test_the_bias_enters_with_the_first_old_classes(self):
+        first = {"calibrator": "PACT", "mean": [0.3], "covariance": [[0.01]], "log_imbalance": None}
+        still = _State.of(first, log_imbalance=None)
+        assert still.covariance.tolist() == [[pytest.approx(0.01 + DRIFT[0] ** 2)]]
+        state = _State.of(first, log_imbalance=2.0)
+        assert state.mean.tolist() == pytest.approx([0.3, 1.0])
+        variances = [0.01 + FIRST_DRIFT**2, 4 / 12 + BIAS_SPREAD**2]
+        assert state.covariance.diagonal().tolist() == pytest.approx(variances)
+        again = _State.of(MEMO, log_imbalance=None)  # a new sequence that goes on from an old one
+        assert again.mean.tolist() == [0.7]
 
     def test_weighing_is_by_precision(self):
-        state = _State((0.0, 0.5), torch.diag(torch.tensor([4.0, 12.0], dtype=torch.float64)))
-        state._see((1.0, 0.0), 1.0, 0.5)  # as precise as what was known
-        assert state.mean == pytest.approx((0.5, 0.5))
+        state = _State(torch.tensor([0.0, 0.5]).double(), torch.tensor([[0.25, 0.0], [0.0, 1 / 12]]).double(), 1.0)
+        assert state._see((1.0, 0.0), 1.0, 0.5)  # as precise as what was known
+        assert state.mean.tolist() == pytest.approx([0.5, 0.5])
+        assert float(state.covariance[0, 0]) == pytest.approx(0.125)
+
+    def test_what_is_far_from_all_that_is_known_is_left_out(self):
+        state = _State(torch.tensor([0.0, 0.5]).double(), torch.tensor([[0.25, 0.0], [0.0, 1.0]]).double(), 1.0)
+        assert not state._see((0.0, 1.0), 9.0, 1.0, gate=3.0)
+        assert state.mean.tolist() == [0.0, 0.5]
+        assert state._see((0.0, 1.0), 4.0, 1.0, gate=3.0)
 
     @pytest.mark.parametrize(
         "history",
@@ -305,12 +367,14 @@ class TestHistory:
             {},
             [1],
             {"calibrator": "FirstTaskTemperatureScaling", "temperature": 2.0},
-            {"calibrator": "PACT", "mean": [0.0], "covariance": [[1.0]]},
-            {"calibrator": "PACT", "mean": [0.0, float("nan")], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
-            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[-1.0, 0.0], [0.0, 1.0]]},
-            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[0.01, 0.5], [0.0, 0.02]]},
-            {"calibrator": "PACT", "mean": [800.0, 0.5], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
-            {"calibrator": "PACT", "mean": [0.0, 7.0], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
+            {"calibrator": "PACT", "mean": [0.0], "covariance": [[1.0]], "log_imbalance": 1.0},
+            {"calibrator": "PACT", "mean": [0.0, float("nan")], "covariance": [[1.0, 0.0], [0.0, 1.0]], **AFTER},
+            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[-1.0, 0.0], [0.0, 1.0]], **AFTER},
+            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[0.01, 0.5], [0.0, 0.02]], **AFTER},
+            {"calibrator": "PACT", "mean": [800.0, 0.5], "covariance": [[1.0, 0.0], [0.0, 1.0]], **AFTER},
+            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
+            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[1.0, 0.0], [0.0, 1.0]], "log_imbalance": None},
+            {"calibrator": "PACT", "mean": [0.0, 700.0], "covariance": [[1.0, 0.0], [0.0, 1.0]], **AFTER},
         ],
     )
     def test_other_things_are_refused(self, history):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
 import torch
+from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from tcil.calibration.arrays import as_classes
@@ -21,12 +22,15 @@ from tcil.calibration.features import FeatureSpec
 from tcil.calibration.options import Verdict
 from tcil.calibration.temperature import solve_temperature
 
-# Standard deviations, measured once on the development runs (docs/beyond.md says which, and how).
-SURROGATE_ERROR = (0.17, 0.61)  # of log T and of the bias, when fitted on perturbed exemplars of old classes
-LABEL_SHIFT_ERROR = 0.30  # of the bias by label shift, beside the sampling error
-DRIFT = (0.10, 0.10)  # of log T and of the share, from one task to the next
-# Before any evidence nothing is known of log T, and the share has the mean and variance of a uniform one in [0, 1].
-_UNKNOWN = ((0.0, 0.5), (1e-6, 12.0))
+# Standard deviations, measured once on the development runs (docs/beyond.md says which, and how). The errors are those
+# beyond sampling, which is computed.
+SURROGATE_ERROR = (0.12, 0.58)  # of log T and of the bias, when fitted on perturbed exemplars of old classes
+NEW_CLASS_ERROR = 0.07  # of log T, when fitted on the new classes among themselves
+LABEL_SHIFT_ERROR = 0.30  # of the bias by label shift
+DRIFT = (0.10, 0.28)  # of log T and of the bias, from one task to the next
+FIRST_DRIFT = 0.40  # of log T, from a task without old classes to the next
+BIAS_SPREAD = 0.38  # of the bias, beside that of a uniform one between 0 and log(imbalance)
+_LOG_T = (0.0, 1.0)  # mean and error of log T before any evidence: any scale of logits is possible
 _FEWEST = 5  # validation images below which a mean or an error means nothing
 _OF_THE_SEARCH = frozenset(
     (Verdict.TARGET_ABOVE_RANGE, Verdict.TARGET_BELOW_RANGE, Verdict.TARGET_JUMPED, Verdict.BELOW_TOLERANCE,
@@ -54,19 +58,18 @@ class PACTEvidence:
 class PACTResult:
     """What PACT found: softmax(z / temperature + bias for old classes) is honest where classes are equally frequent.
 
-    `bias = share * log(imbalance)`; the errors are standard errors by the filter. `evidence` lists what it was weighed
-    from (nothing: the network is left as it is), and `t_cil` is the run of T-CIL inside.
+    The errors are standard errors by the filter. `evidence` lists what it was weighed from (nothing: the network is
+    left as it is), and `t_cil` is the run of T-CIL inside.
 
     >>> import tcil
-    >>> "share" in tcil.PACTResult.__dataclass_fields__
+    >>> "bias_error" in tcil.PACTResult.__dataclass_fields__
     True
     """
 
     temperature: float
     log_temperature_error: float | None
-    share: float
-    share_error: float | None
     bias: float
+    bias_error: float | None
     imbalance: float
     verdicts: tuple[Verdict, ...]
     evidence: tuple[PACTEvidence, ...]
@@ -79,24 +82,27 @@ class PACT(Calibrator):
 
     A network trained on many images of each new class and few of each old one behaves, on unseen images, as if old
     classes were rare. So `q = softmax(z / T + b [class is old])` is honest for a test set in which classes are equally
-    frequent, with b near log(imbalance), or a part of it where the learner balances by itself: b = share *
-    log(imbalance), 0 <= share <= 1. Each task gives three pieces of evidence on log T and b, none of which needs data
-    of old classes beyond the memory:
+    frequent, with b mostly between 0 (the learner balances by itself) and log(imbalance). Each task gives three pieces
+    of evidence on log T and b, none of which needs data of old classes beyond the memory:
 
-    1. New classes: log T of the validation set with the logits of the new classes alone. Their own frequencies are
-       equal, so it needs no b. Its error is the sandwich estimate.
-    2. Surrogate: log T and b that minimise the cross-entropy of q on the validation set (new classes) together with
-       T-CIL's perturbed exemplars of old classes, every class counting equally. Its error is a constant, measured.
+    1. Surrogate: log T and b that minimise the cross-entropy of q on the validation set (new classes) together with
+       T-CIL's perturbed exemplars of old classes, every class counting equally.
+    2. New classes: the likelihood of log T on the validation set with the logits of the new classes alone. Their own
+       frequencies are equal, so it needs no b. It is taken in by Laplace's approximation at the combined mode, so that
+       a few images, all of them right, cannot say that T is 0.
     3. Label shift: if q is honest, the odds of old against new classes, averaged over images of new classes (each
        class counting equally), are the ratio of the numbers of classes: E[q(old) / q(new)] = K_old / K_new. Given T,
-       that is one equation for b, linearised at the T known by then. Its error is that of the mean, and a measured
-       constant.
+       that is one equation for b, linearised at the T known by then.
 
-    They are combined, in this order, with what earlier tasks left (`history`), each weighed by its precision: a Kalman
-    filter on (log T, share), which drifts from task to task by a measured constant. A share outside [0, 1] is set to
-    the bound, log T to its mean given that; both are remembered with their covariance. A piece that its data do not
-    identify is left out (label shift also where its b is beyond 0 to log(imbalance) by three errors). Pieces share
-    their validation set, which the filter does not know.
+    The error of each is its sampling error (the sandwich estimate; for the surrogate also that of the validation
+    temperature which sets T-CIL's magnitude) and a measured constant. They are combined, in this order, with what
+    earlier tasks left (`history`), each weighed by its precision: a Kalman filter on (log T, b). Before any evidence
+    log T is 0 +- 1, and b, at the first task with old classes, has the mean and variance of a uniform one between 0 and
+    log(imbalance), and a measured variance beside. From task to task b moves by half the change of log(imbalance), and
+    both drift by measured constants. A piece that its data do not identify is left out, and so is label shift where it
+    is more than three errors from what is believed by then: old and new classes then hardly overlap in the images at
+    hand, and their mean odds miss the tail that would matter. Pieces share their validation set, which the filter does
+    not know.
 
     The prediction stays: its confidence is q of the predicted class (or 1 / K if q is below), and the other classes
     share the rest as in q, or more evenly where one of them would overtake it. With `keep_predictions=False` q itself
@@ -119,8 +125,8 @@ class PACT(Calibrator):
     ...     optimizer.step()
     >>> valid = draw(2 + torch.arange(200) % 2)
     >>> pact = tcil.PACT().fit(network, memory, valid, new_classes=[2, 3], imbalance=110 / 10)
-    >>> pact.temperature_ > 1, 0 < pact.result_.share <= 1, [piece.source for piece in pact.result_.evidence]
-    (True, True, ['new classes', 'surrogate', 'label shift'])
+    >>> pact.temperature_ > 1, pact.bias_ > 0, [piece.source for piece in pact.result_.evidence]
+    (True, True, ['surrogate', 'new classes', 'label shift'])
     >>> test = draw(torch.arange(400) % 4)
     >>> before = tcil.metrics.expected_calibration_error(network(test[0]).softmax(dim=1).detach(), test[1])
     >>> tcil.metrics.expected_calibration_error(pact.predict_proba(network(test[0]).detach()), test[1]) < before
@@ -175,7 +181,7 @@ class PACT(Calibrator):
         `history`: `history_` of the PACT of the task before; without it nothing is remembered.
         """
         ratio = 1.0 if imbalance is None else positive(imbalance, "imbalance")
-        state = _State.of(history)
+        _check_history(history)
         if imbalance is None and new_classes is not None:
             new_classes = as_classes(new_classes, "new_classes")
             known = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack).labels
@@ -187,23 +193,23 @@ class PACT(Calibrator):
         has_old = not bool(evidence.is_new.all())
         if imbalance is None and has_old:
             raise _no_imbalance()
-        log_ratio = math.log(ratio) if has_old else 0.0
-        pieces = state.weigh(evidence, log_ratio)
+        state = _State.of(history, math.log(ratio) if has_old else None)
+        pieces = state.weigh(evidence)
         verdicts = evidence.result.verdicts
         if any(piece.log_temperature is not None for piece in pieces):
             # Then it does not matter how T-CIL's own search ended.
             verdicts = tuple(v for v in verdicts if v not in _OF_THE_SEARCH) or (Verdict.OK,)
-        elif state.knows_temperature:
+        elif state.informed:
             verdicts = tuple(v for v in verdicts if v not in (*_OF_THE_SEARCH, Verdict.OK))
             verdicts = (*verdicts, Verdict.REMEMBERED)
-        result = state.result(ratio, log_ratio, verdicts, tuple(pieces), evidence.result)
+        result = state.result(ratio, verdicts, tuple(pieces), evidence.result)
         mapping = PriorAdjustedMap(
             torch.tensor(result.temperature, dtype=torch.float64),
             torch.tensor(result.bias, dtype=torch.float64),
             evidence.is_new,
             torch.tensor(self.keep_predictions),
         )
-        memo = state.memo() if state.knows_temperature else history
+        memo = state.memo() if state.informed else history
         self._fitted(mapping, evidence.classes, result, **evidence.model, history=memo)
         warn_of(replace(evidence.result, verdicts=verdicts), "PACT")
         return self
@@ -218,106 +224,181 @@ def _no_imbalance() -> ValueError:
     )
 
 
-class _State:
-    """What is believed of (log T, share): a mean and a precision matrix, to which evidence is added."""
+def _check_history(history: dict[str, Any] | None) -> None:
+    """Refuse what is not the memo of a PACT."""
+    if history is None:
+        return
+    try:
+        mean = [float(value) for value in history["mean"]]
+        covariance = torch.tensor(history["covariance"], dtype=torch.float64)
+        log_imbalance = history["log_imbalance"]
+        sound = (
+            history["calibrator"] == "PACT"
+            and len(mean) == (1 if log_imbalance is None else 2)
+            and all(abs(value) < 100 for value in (*mean, 0.0 if log_imbalance is None else float(log_imbalance)))
+            and covariance.shape == (len(mean), len(mean))
+            and bool(torch.isfinite(covariance).all())
+            and torch.allclose(covariance, covariance.T)
+            and bool((torch.linalg.eigvalsh(covariance) > 0).all())
+        )
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        sound = False
+    if not sound:
+        raise invalid("history", repr(history)[:80], "history_ of the PACT of the task before")
 
-    def __init__(self, mean: tuple[float, float], precision: Tensor) -> None:
-        self.mean, self.precision = mean, precision
+
+class _State:
+    """What is believed of (log T, b), or of log T alone while there are no old classes: a mean and a covariance."""
+
+    def __init__(
+        self, mean: Tensor, covariance: Tensor, log_imbalance: float | None = None, informed: bool = True
+    ) -> None:
+        self.mean, self.covariance = mean, covariance
+        self.log_imbalance = log_imbalance
+        self.informed = informed  # by evidence on T, on this task or before
 
     @classmethod
-    def of(cls, history: dict[str, Any] | None) -> _State:
-        """What the task before left, less certain by the drift; or nothing."""
+    def of(cls, history: dict[str, Any] | None, log_imbalance: float | None) -> _State:
+        """What the task before left, less certain by the drift; or next to nothing. None: no old classes."""
         if history is None:
-            return cls(_UNKNOWN[0], torch.tensor(_UNKNOWN[1], dtype=torch.float64).diag())
-        try:
-            log_t, share = (float(value) for value in history["mean"])
-            covariance = torch.tensor(history["covariance"], dtype=torch.float64)
-            sound = (
-                history["calibrator"] == "PACT"
-                and abs(log_t) < 20
-                and 0 <= share <= 1
-                and covariance.shape == (2, 2)
-                and bool(torch.isfinite(covariance).all())
-                and torch.allclose(covariance, covariance.T)
-                and bool((torch.linalg.eigvalsh(covariance) > 0).all())
+            mean, covariance, before = (
+                torch.tensor([_LOG_T[0]]).double(),
+                torch.tensor([[_LOG_T[1] ** 2]]).double(),
+                None,
             )
-        except (KeyError, TypeError, ValueError, RuntimeError):
-            sound = False
-        if not sound:
-            raise invalid("history", repr(history)[:80], "history_ of the PACT of the task before")
-        drift = torch.tensor(DRIFT, dtype=torch.float64).square().diag()
-        return cls((log_t, share), torch.linalg.inv(covariance + drift))
-
-    @property
-    def knows_temperature(self) -> bool:
-        """Whether any evidence has said something of T, on this task or before."""
-        return float(self.precision[0, 0]) > 1e-3
+        else:
+            mean, covariance = (torch.tensor(history[key], dtype=torch.float64) for key in ("mean", "covariance"))
+            before = history["log_imbalance"]
+            if log_imbalance is None:
+                mean, covariance, before = mean[:1], covariance[:1, :1], None
+            drift = torch.tensor(DRIFT[: len(mean)], dtype=torch.float64)
+            if before is None and log_imbalance is not None:
+                drift[0] = FIRST_DRIFT
+            covariance = covariance + drift.square().diag()
+        if log_imbalance is None:
+            pass
+        elif before is None:
+            mean = torch.cat([mean, torch.tensor([log_imbalance / 2]).double()])
+            spread = log_imbalance**2 / 12 + BIAS_SPREAD**2
+            covariance = torch.block_diag(covariance, torch.tensor([[spread]]).double())
+        else:
+            mean = mean + torch.tensor([0.0, (log_imbalance - before) / 2]).double()
+        return cls(mean, covariance, log_imbalance, informed=history is not None)
 
     def memo(self) -> dict[str, Any]:
         """What the next task gets as `history`."""
-        covariance = torch.linalg.inv(self.precision)
-        return {"calibrator": "PACT", "mean": list(self.mean), "covariance": ((covariance + covariance.T) / 2).tolist()}
+        return {
+            "calibrator": "PACT",
+            "mean": self.mean.tolist(),
+            "covariance": ((self.covariance + self.covariance.T) / 2).tolist(),
+            "log_imbalance": self.log_imbalance,
+        }
 
-    def result(self, ratio: float, log_ratio: float, *rest: Any) -> PACTResult:
+    @property
+    def log_t(self) -> float:
+        return float(self.mean[0])
+
+    def result(self, ratio: float, *rest: Any) -> PACTResult:
         """The answer; without any evidence the network is left as it is."""
-        if not self.knows_temperature:
-            return PACTResult(1.0, None, 0.0, None, 0.0, ratio, *rest)
-        log_t_error, share_error = torch.linalg.inv(self.precision).diagonal().sqrt().tolist()
-        share = self.mean[1]
-        return PACTResult(math.exp(self.mean[0]), log_t_error, share, share_error, share * log_ratio, ratio, *rest)
+        if not self.informed:
+            return PACTResult(1.0, None, 0.0, None, ratio, *rest)
+        errors = self.covariance.diagonal().sqrt().tolist()
+        bias, error = (0.0, None) if self.log_imbalance is None else (float(self.mean[1]), errors[1])
+        return PACTResult(math.exp(self.log_t), errors[0], bias, error, ratio, *rest)
 
-    def weigh(
-        self, evidence: TCILEvidence, log_imbalance: float, without: frozenset[str] = frozenset()
-    ) -> list[PACTEvidence]:
+    def weigh(self, evidence: TCILEvidence, without: frozenset[str] = frozenset()) -> list[PACTEvidence]:
         """Take in every piece that the data identify (and that is not `without`), and list them."""
         is_new, (logits, columns) = evidence.is_new, evidence.valid
-        has_old, pieces = not bool(is_new.all()), list[PACTEvidence]()
-        within = _within_new(logits[:, is_new], (is_new.cumsum(0) - 1)[columns])
-        if within and ("new classes" not in without or not has_old):
-            pieces.append(PACTEvidence("new classes", *within, None, None))
-            self._see((1.0, 0.0), *within)
-        if has_old and evidence.pushed is not None and evidence.result.reachable and "surrogate" not in without:
-            old = ~is_new[evidence.pushed[1]]
-            if found := _joint_fit(evidence.valid, (evidence.pushed[0][old], evidence.pushed[1][old]), is_new):
-                pieces.append(PACTEvidence("surrogate", found[0], SURROGATE_ERROR[0], found[1], SURROGATE_ERROR[1]))
-                self._see((1.0, 0.0), found[0], SURROGATE_ERROR[0])
-                self._see((0.0, log_imbalance), found[1], SURROGATE_ERROR[1])
-        shift = None
-        if has_old and self.knows_temperature and "label shift" not in without:
-            shift = _label_shift(logits, columns, is_new, self.mean[0])
-        if shift is not None and _outside(shift[0], log_imbalance) <= 3 * shift[2]:
-            bias, slope, error = shift
-            pieces.append(PACTEvidence("label shift", None, None, bias, error))
-            # b moves with log T: b = bias + slope (log T - log T now), so this weighs on both.
-            self._see((-slope, log_imbalance), bias - slope * self.mean[0], error)
-        self._keep_share_inside()
+        has_old, pieces = self.log_imbalance is not None, list[PACTEvidence]()
+        if has_old and "surrogate" not in without and (found := _surrogate(evidence)):
+            pieces.append(PACTEvidence("surrogate", *found))
+            self._see((1.0, 0.0), *found[:2])
+            self._see((0.0, 1.0), *found[2:])
+            self.informed = True
+        if "new classes" not in without or not has_old:
+            within = logits[:, is_new], (is_new.cumsum(0) - 1)[columns]
+            if seen := _laplace(*within, self.log_t, float(self.covariance[0, 0]) + NEW_CLASS_ERROR**2):
+                seen = seen[0], math.hypot(seen[1], NEW_CLASS_ERROR)
+                pieces.append(PACTEvidence("new classes", *seen, None, None))
+                self._see((1.0, 0.0)[: len(self.mean)], *seen)
+                self.informed = True
+        if has_old and self.informed and "label shift" not in without:
+            shift = _label_shift(logits, columns, is_new, self.log_t)
+            if shift is not None:
+                bias, slope, error = shift
+                # b moves with log T: b = bias + slope (log T - log T now), so this weighs on both.
+                if self._see((-slope, 1.0), bias - slope * self.log_t, error, gate=3.0):
+                    pieces.append(PACTEvidence("label shift", None, None, bias, error))
         return pieces
 
-    def _see(self, along: tuple[float, float], value: float, error: float) -> None:
-        """Add the observation `along . (log T, share) = value`, with its standard error."""
+    def _see(self, along: tuple[float, ...], value: float, error: float, gate: float = math.inf) -> bool:
+        """Add the observation `along . state = value` with its standard error, unless it surprises by `gate` errors."""
         direction = torch.tensor(along, dtype=torch.float64)
-        mean = torch.tensor(self.mean, dtype=torch.float64)
-        precision = self.precision + torch.outer(direction, direction) / error**2
-        mean = torch.linalg.solve(precision, self.precision @ mean + direction * value / error**2)
-        self.mean, self.precision = (float(mean[0]), float(mean[1])), precision
-
-    def _keep_share_inside(self) -> None:
-        """A share outside [0, 1] is set to the bound, and log T to its mean given that."""
-        log_t, share = self.mean
-        bound = min(max(share, 0.0), 1.0)
-        # Given the share, log T moves by - P_ts / P_tt for each unit of it (P the precision).
-        self.mean = log_t - float(self.precision[0, 1] / self.precision[0, 0]) * (bound - share), bound
+        carried = self.covariance @ direction
+        variance = float(direction @ carried) + error**2
+        surprise = value - float(direction @ self.mean)
+        if abs(surprise) > gate * math.sqrt(variance):
+            return False
+        self.mean = self.mean + carried * (surprise / variance)
+        self.covariance = self.covariance - torch.outer(carried, carried) / variance
+        return True
 
 
-def _outside(bias: float, log_imbalance: float) -> float:
-    """How far a bias lies outside of 0 to log(imbalance). Far outside, old and new classes hardly overlap in the images
-    at hand, and their mean odds miss the tail that would matter."""
-    low, high = min(0.0, log_imbalance), max(0.0, log_imbalance)
-    return max(low - bias, bias - high, 0.0)
+def _surrogate(evidence: TCILEvidence) -> tuple[float, float, float, float] | None:
+    """log T, its error, b and its error, by the validation set and the perturbed exemplars of old classes."""
+    if evidence.pushed is None or not evidence.result.reachable:
+        return None
+    target = _temperature(*evidence.valid)  # it set the magnitude
+    old = ~evidence.is_new[evidence.pushed[1]]
+    found = _joint_fit(evidence.valid, (evidence.pushed[0][old], evidence.pushed[1][old]), evidence.is_new)
+    if found is None or target is None:
+        return None
+    log_t, bias, variances = found
+    error = math.sqrt(variances[0] + target[1] ** 2 + SURROGATE_ERROR[0] ** 2)
+    return log_t, error, bias, math.sqrt(variances[1] + SURROGATE_ERROR[1] ** 2)
 
 
-def _within_new(logits: Tensor, columns: Tensor) -> tuple[float, float] | None:
-    """log T of the new classes among themselves, and its standard error (sandwich); None where it has none."""
+def _laplace(logits: Tensor, columns: Tensor, mean: float, variance: float) -> tuple[float, float] | None:
+    """The likelihood of log T as that of one normal observation: what it saw, and its error.
+
+    Where `mean` and `variance` are what is known of log T, it gives the same mode and curvature as the likelihood.
+    """
+    z = logits.double()
+    if z.shape[1] < 2:
+        return None
+    own = z.gather(1, columns[:, None]).squeeze(1)
+
+    def at(log_t: float) -> tuple[float, float]:
+        """Slope of the cross-entropy in log T, and its curvature as expected under the softmax."""
+        p = torch.softmax(z * math.exp(-log_t), dim=1)
+        average = (p * z).sum(dim=1)
+        slope = float((own - average).sum()) * math.exp(-log_t)
+        return slope, float(((p * z.square()).sum(dim=1) - average.square()).sum()) * math.exp(-2 * log_t)
+
+    # Likelihood and prior fall away from their modes, so that the sum has its highest point between.
+    alone = solve_temperature(logits, columns)
+    reach = 10 * math.sqrt(variance)
+    low, high = mean - reach, mean + reach
+    if alone.verdict is Verdict.OK:
+        low, high = sorted((mean, min(max(math.log(alone.temperature), low), high)))
+    mode = _bisect(lambda x: at(x)[0] + (x - mean) / variance, low, high)
+    curvature = at(mode)[1]
+    if curvature < 1e-3:  # an error above 30: it says nothing
+        return None
+    return mode + (mode - mean) / variance / curvature, 1 / math.sqrt(curvature)
+
+
+def _bisect(rising: Callable[[float], float], low: float, high: float) -> float:
+    """Where a rising function crosses 0, or the nearer end."""
+    if rising(low) >= 0:
+        return low
+    if rising(high) <= 0:
+        return high
+    return float(brentq(rising, low, high, xtol=1e-10))
+
+
+def _temperature(logits: Tensor, columns: Tensor) -> tuple[float, float] | None:
+    """log T by cross-entropy, and its standard error (sandwich); None where it has none."""
     n = len(logits)
     if logits.shape[1] < 2 or n < _FEWEST or (fit := solve_temperature(logits, columns)).verdict is not Verdict.OK:
         return None
@@ -361,8 +442,11 @@ def _equal_classes(columns: Tensor) -> Tensor:
     return weights
 
 
-def _joint_fit(new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], is_new: Tensor) -> tuple[float, float] | None:
-    """log T and b that minimise the cross-entropy of softmax(z / T + b [old]), each class counting equally.
+def _joint_fit(
+    new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], is_new: Tensor
+) -> tuple[float, float, tuple[float, float]] | None:
+    """log T and b that minimise the cross-entropy of softmax(z / T + b [old]), each class counting equally; and their
+    sampling variances (sandwich).
 
     Convex in (1 / T, b): Newton's method with halved steps. None where there is no finite minimum.
     """
@@ -375,19 +459,21 @@ def _joint_fit(new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], is_new: T
     own = torch.stack([z.gather(1, y[:, None]).squeeze(1), is_old[y]], dim=1)
 
     def loss(point: Tensor) -> tuple[float, Tensor, Tensor]:
+        """The value, the gradient's part of each row, and the curvature."""
         log_p = torch.log_softmax(point[0] * z + point[1] * is_old, dim=1)
         p = log_p.exp()
         mean_z, mean_old = (p * z).sum(dim=1), (p * is_old).sum(dim=1)
-        gradient = (weight[:, None] * (torch.stack([mean_z, mean_old], dim=1) - own)).sum(dim=0)
+        scores = weight[:, None] * (torch.stack([mean_z, mean_old], dim=1) - own)
         second = torch.stack([(p * z * z).sum(1) - mean_z**2, (p * z * is_old).sum(1) - mean_z * mean_old,
                               mean_old - mean_old**2], dim=1)  # fmt: skip
         a, b, c = (weight[:, None] * second).sum(dim=0)
         value = -float((weight * log_p.gather(1, y[:, None]).squeeze(1)).sum())
-        return value, gradient, torch.stack([torch.stack([a, b]), torch.stack([b, c])])
+        return value, scores, torch.stack([torch.stack([a, b]), torch.stack([b, c])])
 
     point = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    value, gradient, curvature = loss(point)
+    value, scores, curvature = loss(point)
     for _ in range(100):
+        gradient = scores.sum(dim=0)
         if float(gradient.norm()) < 1e-9:
             break
         step = torch.linalg.solve(curvature + 1e-12 * torch.eye(2, dtype=torch.float64), gradient)
@@ -397,9 +483,12 @@ def _joint_fit(new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], is_new: T
         if size <= 1e-8:
             break
         point = point - size * step
-        value, gradient, curvature = found
+        value, scores, curvature = found
     sharpness, bias = float(point[0]) / spread, float(point[1])
     flat = float(torch.linalg.eigvalsh(curvature)[0]) < 1e-6  # the minimum is at infinity: all is right, or separable
-    if flat or float(gradient.norm()) > 1e-6 or sharpness <= 0:
+    if flat or float(scores.sum(dim=0).norm()) > 1e-6 or sharpness <= 0:
         return None
-    return -math.log(sharpness), bias
+    bread = torch.linalg.inv(curvature)
+    variances = (bread @ (scores.T @ scores) @ bread).diagonal()
+    # d log T = - d sharpness / sharpness
+    return -math.log(sharpness), bias, (float(variances[0]) / float(point[0]) ** 2, float(variances[1]))
