@@ -112,8 +112,7 @@ class Pixels:
 
     def plain(self, part: ImageSet, rows: Tensor) -> Tensor:
         """Normalised images of these rows."""
-        images = part.images[rows.to(part.images.device)]
-        return self._normalised(images.contiguous(memory_format=self._form))
+        return self._normalised(part.images.index_select(0, rows.to(part.images.device)))
 
     @property
     def n_views(self) -> int:
@@ -131,21 +130,19 @@ class Pixels:
 
         With `keep`, only this part of them; what is drawn for an image does not depend on which part it is in.
         """
-        images = part.images[rows[keep].to(part.images.device)]
-        count, channels, height, width = images.shape
-        device, pad = images.device, self._padding
-        padded = torch.nn.functional.pad(images, (pad, pad, pad, pad)).permute(0, 2, 3, 1).contiguous()
+        images = part.images.index_select(0, rows[keep].to(part.images.device))
+        (count, _, height, width), device, pad = images.shape, images.device, self._padding
         offsets = torch.randint(0, 2 * pad + 1, (2, len(rows), 1), generator=generator)[:, keep].to(device)
-        down = offsets[0] + torch.arange(height, device=device)
-        across = offsets[1] + torch.arange(width, device=device)
+        if pad:
+            padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
+            windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+            down, across = offsets.squeeze(2)
+            images = windows[torch.arange(count, device=device), :, down, across]
         if self._flip:
             mirrored = (torch.rand(len(rows), 1, generator=generator) < 0.5)[keep].to(device)
-            across = torch.where(mirrored, across.flip(1), across)
-        # Whole pixels are picked, by their place among all of the batch: this leaves the channels last.
-        lines = torch.arange(count, device=device)[:, None] * padded.shape[1] + down
-        places = lines[:, :, None] * padded.shape[2] + across[:, None, :]
-        picked = padded.view(-1, channels).index_select(0, places.flatten()).view(count, height, width, channels)
-        return self._normalised(picked.permute(0, 3, 1, 2).contiguous(memory_format=self._form))
+            images = torch.where(mirrored[:, :, None, None], images.flip(3), images)
+        return self._normalised(images)
 
     def _normalised(self, images: Tensor) -> Tensor:
-        return images.float().mul_(self._scale).add_(self._shift)
+        """In float and in the dataset's layout, which is changed last: bytes are slow to rearrange."""
+        return images.float().mul_(self._scale).add_(self._shift).contiguous(memory_format=self._form)

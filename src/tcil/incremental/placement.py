@@ -45,7 +45,8 @@ class Placement:
 # How much faster than the usual way (channels last, all threads) another must be. Sums depend on the layout, so that
 # noise must not choose it; an idle core is no loss.
 _LAYOUT_GAIN, _THREAD_GAIN = 1.5, 1.1
-_BATCH, _REPEATS = 16, 3
+# Another process may disturb a turn or two: turns are taken until one of each is likely to have been left alone.
+_BATCH, _FEWEST_TURNS, _MOST_TURNS, _SECONDS = 32, 3, 12, 4.0
 
 
 @cache
@@ -65,7 +66,10 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
         models = {layout: network(10).to(memory_format=layout.form) for layout in layouts}  # type: ignore[call-overload]
     seconds = {way: float("inf") for way in ways}
     try:
-        for _ in range(_REPEATS):
+        started = time.perf_counter()
+        for turn in range(_MOST_TURNS):
+            if turn >= _FEWEST_TURNS and time.perf_counter() - started > _SECONDS:
+                break
             for layout, count in ways:
                 torch.set_num_threads(count)
                 took = step_seconds(models[layout], shape, layout, _BATCH)
