@@ -104,7 +104,10 @@ def test_every_learner_with_every_calibrator(learner, digits, tmp_path):
                 continue
             assert 0 <= row["ece"] <= 1
             assert row["accuracy"] == task["calibrators"]["vanilla"]["accuracy"]
+            if interval := row.get("temperature_interval"):
+                assert interval[0] < row["temperature"] < interval[1]
             assert len(row["by_task"]["accuracy"]) == task["task"] + 1
+    assert any(task["calibrators"]["t-cil"]["temperature_interval"] for task in results["tasks"])
     files = {path.name for path in (tmp_path / "run" / "task-02").iterdir()}
     assert files == {"indices.safetensors", "model.safetensors", "logits.safetensors", "results.json"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -63,8 +64,8 @@ class Entry:
     """A calibrator in the tables: its title, what it is, how it is fitted, in which block it stands.
 
     `fit` gets the finished task, and the options that the user named as `name[option=value]`; these are checked
-    beforehand against `kind`, the calibrator's class. `sample` is what a temperature was fitted on, where that is a
-    plain set of logits: it gives the temperature its bootstrap interval.
+    beforehand against `kind`, the calibrator's class. `interval` gives the 95 % interval of the temperature, from the
+    task and the fitted calibrator.
     """
 
     title: str
@@ -72,7 +73,7 @@ class Entry:
     fit: Fit
     block: str = "ranked"
     kind: type[Calibrator] | None = None
-    sample: Callable[[FinishedTask], tuple[Tensor, Tensor]] | None = None
+    interval: Callable[[FinishedTask, Any], list[float] | None] | None = None
 
 
 def _needs_images(task: FinishedTask) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -141,7 +142,7 @@ CALIBRATORS: dict[str, Entry] = {
         "temperature scaling on the new task's validation set",
         lambda task, **options: tcil.TemperatureScaling(**options).fit(*_valid(task)),
         kind=tcil.TemperatureScaling,
-        sample=lambda task: (task.valid_logits, task.valid_columns),
+        interval=lambda task, _: temperature_interval((task.valid_logits, task.valid_columns)),
     ),
     "ets": Entry(
         "ETS",
@@ -158,12 +159,19 @@ CALIBRATORS: dict[str, Entry] = {
     "perturb-ts": Entry(
         "PerturbTS", "temperature scaling under input noise", _perturb_ts, kind=tcil.PerturbedTemperatureScaling
     ),
-    "t-cil": Entry("T-CIL", "temperature scaling on adversarially perturbed exemplars", _t_cil, kind=tcil.TCIL),
+    "t-cil": Entry(
+        "T-CIL",
+        "temperature scaling on adversarially perturbed exemplars",
+        _t_cil,
+        kind=tcil.TCIL,
+        interval=lambda _, fitted: _t_cil_interval(fitted.evidence_),
+    ),
     "pact": Entry(
         "PACT",
         "T-CIL with confidences that know how unbalanced training was (ours)",
         _pact,
         kind=tcil.PACT,
+        interval=lambda _, fitted: _pact_interval(fitted.result_),
     ),
     "first-task-ts": Entry(
         "First-task TS",
@@ -183,7 +191,7 @@ CALIBRATORS: dict[str, Entry] = {
         lambda task, **options: tcil.TemperatureScaling(**options).fit(task.test_logits, task.test_columns),
         _ORACLE,
         tcil.TemperatureScaling,
-        lambda task: (task.test_logits, task.test_columns),
+        lambda task, _: temperature_interval((task.test_logits, task.test_columns)),
     ),
     "optimal-group-ts": Entry(
         "Optimal group TS",
@@ -280,8 +288,8 @@ def calibrate(
             row |= figures(probs, task)
             if fitted is not None:
                 row["temperature"] = getattr(fitted, "temperature_", None)
-                if entry.sample is not None:
-                    row["temperature_interval"] = temperature_interval(*entry.sample(task))
+                if entry.interval is not None:
+                    row["temperature_interval"] = entry.interval(task, fitted)
                 row["result"] = encode(fitted.result_)
                 if fitted.history_ is not None:
                     history[name] = fitted.history_
@@ -297,17 +305,38 @@ def calibrate(
     }
 
 
-def temperature_interval(logits: Tensor, columns: Tensor, n_resamples: int = 50) -> list[float] | None:
-    """A 95 % bootstrap interval of the temperature of a set; None where a resample has no temperature."""
+def temperature_interval(*sets: tuple[Tensor, Tensor], n_resamples: int = 50) -> list[float] | None:
+    """A 95 % bootstrap interval of the temperature of a set; None where a resample has no temperature.
+
+    With a second set, which the first one's temperature moves with, each is resampled: see `_t_cil_interval`.
+    """
     generator = torch.Generator().manual_seed(0)
+    fitted = [solve_temperature(*part).temperature for part in sets]
     found = []
     for _ in range(n_resamples):
-        rows = torch.randint(len(columns), (len(columns),), generator=generator)
-        fit = solve_temperature(logits[rows], columns[rows])
-        if fit.verdict is not Verdict.OK:
-            return None
-        found.append(fit.temperature)
+        temperature = fitted[0]
+        for (logits, columns), whole in zip(sets, fitted, strict=True):
+            rows = torch.randint(len(columns), (len(columns),), generator=generator)
+            fit = solve_temperature(logits[rows], columns[rows])
+            if fit.verdict is not Verdict.OK:
+                return None
+            temperature *= fit.temperature / whole
+        found.append(temperature)
     return [float(value) for value in np.quantile(found, [0.025, 0.975])]
+
+
+def _t_cil_interval(evidence: tcil.TCILEvidence) -> list[float] | None:
+    """Perturbed exemplars and validation images are resampled. The magnitude is not searched again: the temperature of
+    the exemplars is taken to move with that of the validation set, its target, in proportion."""
+    return None if evidence.pushed is None else temperature_interval(evidence.pushed, evidence.valid)
+
+
+def _pact_interval(result: tcil.PACTResult) -> list[float] | None:
+    """By the filter's own error."""
+    if result.log_temperature_error is None:
+        return None
+    spread = math.exp(1.96 * result.log_temperature_error)
+    return [result.temperature / spread, result.temperature * spread]
 
 
 def merged(stored: dict[str, Any] | None, fresh: dict[str, Any]) -> dict[str, Any]:

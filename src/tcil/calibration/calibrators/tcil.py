@@ -139,6 +139,7 @@ class TCIL(SingleTemperature):
             raise invalid("tolerance", repr(self.tolerance), "less than 1, the width of the magnitude bracket")
         self.seed = whole_number(self.seed, "seed", 0)
         self.batch_size = whole_number(self.batch_size, "batch_size", 1)
+        self.evidence_: TCILEvidence | None = None  # of the last fit; not stored by save
 
     def fit(
         self,
@@ -165,6 +166,7 @@ class TCIL(SingleTemperature):
         )
         result = evidence.result
         self._fitted(self._map(result.temperature), evidence.classes, result, **evidence.model)
+        self.evidence_ = evidence
         warn_of(result, "T-CIL")
         return self
 
