@@ -183,7 +183,8 @@ def tracked(history: bool = True, without: str = "", keep: bool = True) -> Varia
 
     def variant(known: Known) -> Tensor:
         memo = known.memory.get("pact") if history else None
-        state = pact._State.of(memo, known.log_imbalance if known.old else None)
+        log_imbalance = known.log_imbalance if known.old else None
+        state = pact._State.of(memo, log_imbalance, known.evidence.result.target)
         state.weigh(known.evidence, frozenset((without,)))
         result = state.result(1.0, (), (), known.evidence.result)
         known.memory["pact"] = state.memo() if state.informed else None
@@ -377,11 +378,11 @@ def constants() -> None:
                 if state["surrogate"]:
                     t, t_error, b, b_error = state["surrogate"]
                     own.append((t - log_t, b - bias))
-                    add("SURROGATE_ERROR of log T", t - log_t, t_error**2 - pact.SURROGATE_ERROR[0] ** 2)
-                    add("SURROGATE_ERROR of b", b - bias, b_error**2 - pact.SURROGATE_ERROR[1] ** 2)
+                    add("SURROGATE_ERROR of log T", t - log_t, t_error**2)
+                    add("SURROGATE_ERROR of b", b - bias, b_error**2)
                 if state["label_shift"]:
                     value, _, error = state["label_shift"]
-                    add("LABEL_SHIFT_ERROR", value - bias, error**2 - pact.LABEL_SHIFT_ERROR**2)
+                    add("LABEL_SHIFT_ERROR", value - bias, error**2)
                 add("BIAS_SPREAD", bias - imbalance / 2, imbalance**2 / 12)
                 if before is not None and before[2] is not None:
                     add("DRIFT of log T", log_t - before[0])

@@ -106,7 +106,8 @@ def measure() -> list[ledger.Figure]:
             bare.append(ledger.best(flat, 1))
             counts = count_images(task.model, lambda: ours.append(ledger.timed(fit)))
         taken[other], answers[other] = ledger.timed(run)
-    quickest, answers["ours"] = ledger.least([seconds for seconds, _ in ours]), ours[-1][1]
+    # The others have one run each, so ours is the middle one of its three, not the best.
+    middle, answers["ours"] = sorted((seconds for seconds, _ in ours), key=lambda s: s.cpu)[1], ours[-1][1]
     floor, ways = 0.0, {}
     for kind, by_way in passes.items():
         cost = {how: min(one[kind, how].cpu for one in bare) / 256 for how in by_way}
@@ -114,13 +115,13 @@ def measure() -> list[ledger.Figure]:
         floor += counts[kind] * cost[ways[kind]]
         counts[f"ms a {kind}"] = round(1e3 * cost[ways[kind]], 3)
     own, paper = answers["ours"], answers["bisection"]
-    times = {"ours": quickest, **taken}
+    times = {"ours": middle, **taken}
     seconds = {f"{who}, s": f"{t.cpu:.1f} cpu {t.wall:.1f} clock" for who, t in times.items()}
     found = {f"T {who}": round(answer.temperature, 5) for who, answer in answers.items()}
     inside = abs(own.magnitude - paper.magnitude) <= 0.5 / 1024
 
     def ratio(who: str) -> float:
-        return times[who].cpu / quickest.cpu
+        return times[who].cpu / middle.cpu
 
     return [
         ledger.Figure("calibration/literal", f"literal / ours, {name}", ratio("literal"), 12.0, details=seconds),
@@ -128,7 +129,7 @@ def measure() -> list[ledger.Figure]:
         ledger.Figure("calibration/exact-last", "the same in channels_last / ours", ratio("exact channels_last")),
         ledger.Figure("calibration/bisection", "ours by bisection / ours", ratio("bisection")),
         ledger.Figure(
-            "calibration/floor", "ours / (images x bare pass)", quickest.cpu / floor, at_most=1.3,
+            "calibration/floor", "ours / (images x bare pass)", middle.cpu / floor, at_most=1.3,
             details={**counts, **{f"best {kind}": how for kind, how in ways.items()}},
         ),
         ledger.Figure(

@@ -132,7 +132,7 @@ def against_plain() -> list[ledger.Figure]:
     figures = []
     for name, factory, steps in (("ResNet-32", resnet32, 1), ("small ResNet", small_resnet, 4)):
         torch.set_num_threads(os.cpu_count() or 1)
-        chosen = choose_placement(factory, (3, 32, 32))
+        chosen = choose_placement(factory, (3, 32, 32), BATCH)
         ours, theirs = factory(10).to(memory_format=chosen.layout.form), factory(10)
         data = dataset(chosen.layout, steps)
         loader = torch.utils.data.DataLoader(Pictures(data.train.images, data.train.labels), BATCH, shuffle=True)

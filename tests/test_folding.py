@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import tcil
 from tcil.calibration.classifier import Classifier
@@ -152,3 +153,26 @@ def test_features_in_the_middle_of_a_pair_are_not_folded_away(task):
         classifier.fold(task.memory[0][:2])
         after = classifier.logits_and_features(classifier.place(task.memory[0][:5]))
     assert torch.equal(before[1], after[1])
+
+
+class Reaching(nn.Module):
+    """Looks into its batch norm, which is not there while folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.fc = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn(self.conv(x.to(self.bn.weight.dtype)))
+        return self.fc(x.relu().mean(dim=(2, 3)))
+
+
+def test_a_network_that_reaches_into_its_norms_is_not_folded():
+    torch.manual_seed(0)
+    model = Reaching().eval()
+    x = torch.randn(60, 1, 6, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tcil.CalibrationWarning)
+        tcil.TCIL().fit(model, (x[:30], torch.arange(30) % 3), (x[30:], 2 * torch.ones(30, dtype=torch.long)), [2])
+    assert isinstance(model.bn, nn.BatchNorm2d)
+    assert isinstance(folded_copy(model, x[:2]).bn, nn.BatchNorm2d)

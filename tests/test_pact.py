@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,10 +22,14 @@ from tcil.calibration.calibrators.pact import (
     DRIFT,
     FIRST_DRIFT,
     LABEL_SHIFT_ERROR,
+    NEW_CLASS_ERROR,
+    SURROGATE_ERROR,
+    _Belief,
     _joint_fit,
     _label_shift,
     _laplace,
     _State,
+    _surrogate,
     _temperature,
 )
 from tcil.calibration.options import Verdict
@@ -62,8 +68,8 @@ def new_labels(n):
     return OLD + torch.arange(n) % (K - OLD)
 
 
-AFTER = {"log_imbalance": 2.0}
-MEMO = {"calibrator": "PACT", "mean": [0.7, 0.9], "covariance": [[0.01, 0.0], [0.0, 0.02]], **AFTER}
+MEMO = {"calibrator": "PACT", "log_temperature": [0.7, 0.01], "bias": [0.9, 0.02], "log_imbalance": 2.0}
+TARGET = tcil.fit_temperature([[1.0, 0.0], [0.0, 1.0], [0.4, 0.0]], [0, 1, 1])
 IS_NEW = torch.tensor([column in NEW for column in range(K)])
 
 
@@ -75,7 +81,7 @@ class TestEvidence:
         assert found is not None
         # The network's logits carry 2.5 log(imbalance), so that after dividing by T the prior itself is left.
         assert found[0] == pytest.approx(math.log(imbalance), abs=0.3)
-        assert LABEL_SHIFT_ERROR < found[2] < LABEL_SHIFT_ERROR + 0.1
+        assert 0 < found[2] < 0.25
 
     @pytest.mark.parametrize("separation", [0.4, 0.6, 0.8])
     def test_label_shift_error_covers_the_truth(self, separation):
@@ -84,7 +90,7 @@ class TestEvidence:
         inside = []
         for _ in range(200):
             if found := _label_shift(*world.logits(new_labels(100)), IS_NEW, math.log(OVERCONFIDENCE)):
-                inside.append(abs(found[0] - math.log(20.0)) < 2 * found[2])
+                inside.append(abs(found[0] - math.log(20.0)) < 2 * math.hypot(found[2], LABEL_SHIFT_ERROR))
         assert len(inside) > 100
         assert np.mean(inside) > 0.85
 
@@ -251,8 +257,79 @@ class TestFit:
         world = World(6.0)
         memory = world.memory()
         pact = tcil.PACT().fit(world.model, memory, world.draw(torch.full((80,), 5)), [5], imbalance=6.0)
-        assert "new classes" not in [piece.source for piece in pact.result_.evidence]
-        assert math.isfinite(pact.temperature_)
+        assert [piece.source for piece in pact.result_.evidence] == ["surrogate", "label shift"]
+        assert pact.temperature_ > 1
+        assert pact.result_.verdicts == (Verdict.OK,)
+
+    def test_the_filter_by_hand(self):
+        """Every piece enters once, with its sampling error and its constant; that of T widens label shift's."""
+        world = World(6.0)
+        evidence = tcil.TCIL().evidence(world.model, world.memory(), world.draw(new_labels(80)), NEW)
+        state = _State.of(MEMO, 2.5, TARGET)
+        state.weigh(evidence)
+
+        def combined(*pairs):
+            precision = sum(1 / error**2 for _, error in pairs)
+            return sum(value / error**2 for value, error in pairs) / precision, precision**-0.5
+
+        t, t_error, b, b_error = _surrogate(evidence)
+        log_t = combined((0.7, math.hypot(0.1, DRIFT[0])), (t, math.hypot(t_error, SURROGATE_ERROR[0])))
+        seen = _laplace(
+            evidence.valid[0][:, OLD:], evidence.valid[1] - OLD, log_t[0], log_t[1] ** 2 + NEW_CLASS_ERROR**2
+        )
+        log_t = combined(log_t, (seen[0], math.hypot(seen[1], NEW_CLASS_ERROR)))
+        assert (state.log_t.mean, math.sqrt(state.log_t.variance)) == pytest.approx(log_t)
+        value, slope, error = _label_shift(*evidence.valid, IS_NEW, log_t[0])
+        prior = 0.9 + 0.25, math.hypot(math.sqrt(0.02), DRIFT[1])
+        shift = value, math.hypot(error, LABEL_SHIFT_ERROR, slope * log_t[1])
+        bias = combined(prior, (b, math.hypot(b_error, SURROGATE_ERROR[1])), shift)
+        assert (state.bias.mean, math.sqrt(state.bias.variance)) == pytest.approx(bias)
+
+    def test_without_a_magnitude_there_is_no_surrogate(self):
+        world = World(6.0)
+        evidence = tcil.TCIL().evidence(world.model, world.memory(), world.draw(new_labels(80)), NEW)
+        assert _surrogate(evidence) is not None
+        assert _surrogate(replace(evidence, result=replace(evidence.result, reachable=False))) is None
+
+    def test_how_the_search_ended_does_not_matter_where_other_evidence_is(self):
+        """Exemplars as hard as validation images: T-CIL has no magnitude, PACT has the other pieces."""
+        world = World(6.0)
+        memory, valid = world.draw(torch.arange(240) % K, noise=1.5), world.draw(new_labels(200))
+        with pytest.warns(tcil.CalibrationWarning, match="at or above the target"):
+            assert Verdict.TARGET_BELOW_RANGE in tcil.TCIL().fit(world.model, memory, valid, NEW).result_.verdicts
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pact = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=6.0)
+        assert [piece.source for piece in pact.result_.evidence] == ["new classes", "label shift"]
+        assert pact.result_.verdicts == (Verdict.OK,)
+
+    def test_label_shift_leaves_the_temperature_alone(self):
+        """Where classes hardly overlap its mean misses the tail: that must not become a temperature."""
+        for separation in (0.8, 1.6):
+            world = World(6.0, separation=separation)
+            evidence = tcil.TCIL().evidence(world.model, world.memory(), world.draw(new_labels(80)), NEW)
+            states = [_State.of(MEMO, 2.5, TARGET) for _ in range(2)]
+            for state, without in zip(states, ("", "label shift"), strict=True):
+                state.weigh(evidence, frozenset((without,)))
+            assert states[0].log_t == states[1].log_t
+            assert separation == 1.6 or states[0].bias != states[1].bias
+
+    def test_a_class_without_validation_images_does_not_move_the_bias(self):
+        """Ten new classes, two of them in the validation set: the others still count as new. (Counted by those that
+        are there, it would be 2.6.)"""
+        generator = torch.Generator().manual_seed(0)
+        centres, n_old, n = torch.randn(12, 8, generator=generator), 2, 12
+        is_new = torch.arange(n) >= n_old
+        found = []
+        for _ in range(20):
+
+            def logits(y):
+                x = centres[y] + torch.randn(len(y), 8, generator=generator)
+                return x @ centres.T - centres.square().sum(1) / 2 + math.log(5.0) * is_new, y
+
+            fit = _joint_fit(logits(n_old + torch.arange(200) % 2), logits(torch.arange(200) % n_old), is_new)
+            found.append(fit[1])
+        assert np.mean(found) == pytest.approx(math.log(5.0), abs=0.8)
 
     def test_nothing_identified(self):
         """A validation set that is all right and memory that is all right: T stays 1, and it says so."""
@@ -267,6 +344,25 @@ class TestFit:
         assert (pact.temperature_, pact.bias_) == (1.0, 0.0)
         assert Verdict.DEGENERATE_VALID in pact.result_.verdicts
         assert pact.history_ is None
+
+    def test_a_piece_that_says_less_than_the_prior_is_none(self):
+        """All right by a margin of 12: nearly any T does, and it says so instead of taking half the imbalance."""
+        model = nn.Linear(K, K)
+        with torch.no_grad():
+            model.weight.copy_(12 * torch.eye(K))
+            model.bias.zero_()
+        memory = torch.eye(K).repeat(2, 1), torch.arange(K).repeat(2)
+        valid = torch.eye(K)[OLD:].repeat(3, 1), torch.arange(OLD, K).repeat(3)
+        with pytest.warns(tcil.CalibrationWarning, match="no temperature"):
+            pact = tcil.PACT().fit(model, memory, valid, NEW, imbalance=20.0)
+        assert (pact.temperature_, pact.bias_, pact.result_.evidence) == (1.0, 0.0, ())
+
+    def test_nothing_identified_is_not_ok(self):
+        world = World(6.0)
+        with pytest.warns(tcil.CalibrationWarning, match="no temperature"):
+            pact = tcil.PACT().fit(world.model, world.memory(), world.draw(torch.full((4,), 5)), [5], imbalance=6.0)
+        assert Verdict.NOT_IDENTIFIED in pact.result_.verdicts
+        assert pact.temperature_ == 1.0
 
     def test_only_what_is_remembered(self):
         """The same with history: its temperature is used, and the verdict says so."""
@@ -328,38 +424,43 @@ class TestHistory:
         history = json.loads(json.dumps(first.history_))
         again = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history=history)
         assert again.result_.log_temperature_error < 0.95 * first.result_.log_temperature_error
-        elsewhere = {**history, "mean": [history["mean"][0] + 0.5, history["mean"][1]]}
+        elsewhere = {**history, "log_temperature": [history["log_temperature"][0] + 0.5, history["log_temperature"][1]]}
         moved = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history=elsewhere)
-        assert again.temperature_ < moved.temperature_ < math.exp(elsewhere["mean"][0])
+        assert again.temperature_ < moved.temperature_ < math.exp(elsewhere["log_temperature"][0])
 
     def test_drift_makes_it_less_certain_and_the_bias_follows_the_imbalance(self):
-        state = _State.of(MEMO, log_imbalance=2.5)
-        variances = [0.01 + DRIFT[0] ** 2, 0.02 + DRIFT[1] ** 2]
-        assert state.covariance.diagonal().tolist() == pytest.approx(variances)
-        assert state.mean.tolist() == pytest.approx([0.7, 0.9 + (2.5 - 2.0) / 2])
+        state = _State.of(MEMO, 2.5, TARGET)
+        assert (state.log_t.mean, state.log_t.variance) == pytest.approx((0.7, 0.01 + DRIFT[0] ** 2))
+        assert (state.bias.mean, state.bias.variance) == pytest.approx((0.9 + (2.5 - 2.0) / 2, 0.02 + DRIFT[1] ** 2))
 
     def test_the_bias_enters_with_the_first_old_classes(self):
-        first = {"calibrator": "PACT", "mean": [0.3], "covariance": [[0.01]], "log_imbalance": None}
-        still = _State.of(first, log_imbalance=None)
-        assert still.covariance.tolist() == [[pytest.approx(0.01 + DRIFT[0] ** 2)]]
-        state = _State.of(first, log_imbalance=2.0)
-        assert state.mean.tolist() == pytest.approx([0.3, 1.0])
-        variances = [0.01 + FIRST_DRIFT**2, 4 / 12 + BIAS_SPREAD**2]
-        assert state.covariance.diagonal().tolist() == pytest.approx(variances)
-        again = _State.of(MEMO, log_imbalance=None)  # a new sequence that goes on from an old one
-        assert again.mean.tolist() == [0.7]
+        first = {"calibrator": "PACT", "log_temperature": [0.3, 0.01], "bias": None, "log_imbalance": None}
+        still = _State.of(first, None, TARGET)
+        assert (still.log_t.mean, still.log_t.variance, still.bias) == (0.3, pytest.approx(0.01 + DRIFT[0] ** 2), None)
+        state = _State.of(first, 2.0, TARGET)
+        assert (state.log_t.mean, state.log_t.variance) == (0.3, pytest.approx(0.01 + FIRST_DRIFT**2))
+        assert (state.bias.mean, state.bias.variance) == (1.0, pytest.approx(4 / 12 + BIAS_SPREAD**2))
+        again = _State.of(MEMO, None, TARGET)  # a new sequence that goes on from an old one
+        assert (again.log_t.mean, again.bias) == (0.7, None)
 
     def test_weighing_is_by_precision(self):
-        state = _State(torch.tensor([0.0, 0.5]).double(), torch.tensor([[0.25, 0.0], [0.0, 1 / 12]]).double(), 1.0)
-        assert state._see((1.0, 0.0), 1.0, 0.5)  # as precise as what was known
-        assert state.mean.tolist() == pytest.approx([0.5, 0.5])
-        assert float(state.covariance[0, 0]) == pytest.approx(0.125)
+        belief = _Belief(0.0, 0.25)
+        belief.see(1.0, 0.5)  # as precise as what was known
+        assert (belief.mean, belief.variance) == (0.5, 0.125)
+        assert belief.surprise(0.5 + 3 * math.sqrt(0.125 + 1), 1.0) == pytest.approx(3.0)
 
-    def test_what_is_far_from_all_that_is_known_is_left_out(self):
-        state = _State(torch.tensor([0.0, 0.5]).double(), torch.tensor([[0.25, 0.0], [0.0, 1.0]]).double(), 1.0)
-        assert not state._see((0.0, 1.0), 9.0, 1.0, gate=3.0)
-        assert state.mean.tolist() == [0.0, 0.5]
-        assert state._see((0.0, 1.0), 4.0, 1.0, gate=3.0)
+    def test_the_first_prior_follows_the_scale_of_the_logits(self):
+        """Networks whose logits are a thousand times smaller get a temperature that is a thousand times smaller."""
+        world = World(1.0)
+        valid = world.draw(torch.arange(300) % K)
+        memory = world.memory()
+        plain = tcil.PACT().fit(world.model, memory, valid, range(K)).temperature_
+        with torch.no_grad():
+            world.model.weight.mul_(1e-3)
+            world.model.bias.mul_(1e-3)
+        assert tcil.PACT().fit(world.model, memory, valid, range(K)).temperature_ == pytest.approx(
+            1e-3 * plain, rel=0.05
+        )
 
     @pytest.mark.parametrize(
         "history",
@@ -367,19 +468,20 @@ class TestHistory:
             {},
             [1],
             {"calibrator": "FirstTaskTemperatureScaling", "temperature": 2.0},
-            {"calibrator": "PACT", "mean": [0.0], "covariance": [[1.0]], "log_imbalance": 1.0},
-            {"calibrator": "PACT", "mean": [0.0, float("nan")], "covariance": [[1.0, 0.0], [0.0, 1.0]], **AFTER},
-            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[-1.0, 0.0], [0.0, 1.0]], **AFTER},
-            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[0.01, 0.5], [0.0, 0.02]], **AFTER},
-            {"calibrator": "PACT", "mean": [800.0, 0.5], "covariance": [[1.0, 0.0], [0.0, 1.0]], **AFTER},
-            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
-            {"calibrator": "PACT", "mean": [0.0, 0.5], "covariance": [[1.0, 0.0], [0.0, 1.0]], "log_imbalance": None},
-            {"calibrator": "PACT", "mean": [0.0, 700.0], "covariance": [[1.0, 0.0], [0.0, 1.0]], **AFTER},
+            {**MEMO, "log_temperature": [0.0]},
+            {**MEMO, "log_temperature": ["0.7", 0.01]},
+            {**MEMO, "log_temperature": [800.0, 0.01]},
+            {**MEMO, "bias": [float("nan"), 0.02]},
+            {**MEMO, "bias": [0.9, -0.02]},
+            {**MEMO, "bias": None},
+            {**MEMO, "log_imbalance": None},
+            {**MEMO, "log_imbalance": "2.0"},
+            {"calibrator": "PACT", "mean": [0.7, 0.9], "covariance": [[0.01, 0.0], [0.0, 0.02]]},
         ],
     )
     def test_other_things_are_refused(self, history):
         world = World(1.0)
-        with pytest.raises(ValueError, match=r"history: got .* expected history_ of the PACT"):
+        with pytest.raises(ValueError, match=r"(?s)history: got .* expected history_ of the PACT"):
             tcil.PACT().fit(world.model, world.memory(), None, NEW, imbalance=1.0, history=history)
 
 
@@ -398,12 +500,12 @@ class TestMap:
         is_new = torch.rand(n, generator=generator) < 0.5
         t, b = torch.tensor(temperature).double(), torch.tensor(bias).double()
         out = PriorAdjustedMap(t, b, is_new, torch.tensor(True))(logits)
-        q = torch.softmax(logits.double() / t + b * (~is_new), dim=1)
+        q = torch.log_softmax(logits.double() / t + b * (~is_new), dim=1).exp()
         top = logits.argmax(dim=1, keepdim=True)
         assert torch.allclose(out.exp().sum(dim=1), torch.ones(40).double(), atol=1e-9)
         chosen = out.gather(1, top)
         expected = q.gather(1, top).clamp(min=(1 + 2e-5) / n)
-        moved = q.argmax(dim=1) != top.squeeze(1)
+        moved = torch.log_softmax(logits.double() / t + b * (~is_new), dim=1).argmax(dim=1) != top.squeeze(1)
         for rounded in (out, out.float(), out.exp().float()):  # also where the margin is smallest
             assert torch.equal(rounded.argmax(dim=1)[moved], top.squeeze(1)[moved])
         assert torch.equal(out.argmax(dim=1)[~moved], q.argmax(dim=1)[~moved])
@@ -411,6 +513,11 @@ class TestMap:
         assert torch.allclose(out.exp()[~moved], q[~moved], atol=1e-12)
         free = PriorAdjustedMap(t, b, is_new, torch.tensor(False))(logits)
         assert torch.allclose(free.exp(), q, atol=1e-12)
+
+    def test_a_group_for_every_class(self):
+        assert not PriorAdjustedMap(
+            torch.tensor(2.0), torch.tensor(1.0), torch.tensor([True]), torch.tensor(True)
+        ).sound(2)
 
     def test_gradients_are_finite(self):
         logits = torch.tensor([[200.0, 0.0, 0.0, 0.0], [1.0, 0.9, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]], requires_grad=True)
@@ -422,10 +529,10 @@ class TestMap:
 
     def test_a_damaged_one_is_not_sound(self):
         good = [torch.tensor(2.0), torch.tensor(1.0), torch.tensor([True, False]), torch.tensor(True)]
-        assert PriorAdjustedMap(*good).sound()
-        assert not PriorAdjustedMap(torch.tensor(-2.0), *good[1:]).sound()
-        assert not PriorAdjustedMap(*good[:3], torch.tensor(1.0)).sound()
-        assert not PriorAdjustedMap(good[0], torch.tensor(float("nan")), *good[2:]).sound()
+        assert PriorAdjustedMap(*good).sound(2)
+        assert not PriorAdjustedMap(torch.tensor(-2.0), *good[1:]).sound(2)
+        assert not PriorAdjustedMap(*good[:3], torch.tensor(1.0)).sound(2)
+        assert not PriorAdjustedMap(good[0], torch.tensor(float("nan")), *good[2:]).sound(2)
 
 
 class TestBadInput:
@@ -436,6 +543,8 @@ class TestBadInput:
         memory, valid = world.memory(), world.draw(new_labels(50))
         with pytest.raises(ValueError, match="imbalance: got None; expected training images of a new class"):
             tcil.PACT().fit(world.model, memory, valid, NEW)
+        with pytest.raises(ValueError, match=r"imbalance: got 1e\+90; expected between"):
+            tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=1e90)
         for wrong in (0, -1.0, math.inf, math.nan, "3", True):
             with pytest.raises(ValueError, match=r"imbalance: got .* expected a positive number"):
                 tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=wrong)

@@ -56,13 +56,13 @@ EVEN = {(layout, n): 1.0 for layout in ("channels_last", "contiguous") for n in 
 def test_another_way_must_be_clearly_faster(monkeypatch, seconds, layout, threads):
     torch.set_num_threads(2)
     tried = timed_as(monkeypatch, EVEN | seconds)
-    chosen = choose_placement(small_cnn, (1, 8, 8))
+    chosen = choose_placement(small_cnn, (1, 8, 8), 32)
     assert (chosen.layout, chosen.threads) == (layout, threads)
     assert set(tried) == set(EVEN)
     assert torch.get_num_threads() == 2
     assert chosen.record()["images_per_second"]["channels_last, 2 threads"] > 0
     count = len(tried)
-    assert choose_placement(small_cnn, (1, 8, 8)) is chosen  # one choice for all runs of a process
+    assert choose_placement(small_cnn, (1, 8, 8), 32) is chosen  # one choice for all runs of a process
     assert len(tried) == count
 
 
@@ -71,17 +71,17 @@ def test_the_user_decides(monkeypatch):
     tried = timed_as(monkeypatch, EVEN)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("TCIL_LAYOUT", "contiguous")
-    chosen = choose_placement(small_cnn, (1, 8, 8))
+    chosen = choose_placement(small_cnn, (1, 8, 8), 32)
     assert (chosen.layout, chosen.threads, chosen.images_per_second, tried) == (Layout.CONTIGUOUS, 2, (), [])
     choose_placement.cache_clear()
     monkeypatch.setenv("TCIL_LAYOUT", "sideways")
     with pytest.raises(ValueError, match="TCIL_LAYOUT"):
-        choose_placement(small_cnn, (1, 8, 8))
+        choose_placement(small_cnn, (1, 8, 8), 32)
 
 
 def test_really_measured():
     state = torch.get_rng_state()
-    chosen = choose_placement(small_cnn, (1, 8, 8))
+    chosen = choose_placement(small_cnn, (1, 8, 8), 32)
     assert len(chosen.images_per_second) == (2 if torch.get_num_threads() == 1 else 4)
     assert torch.equal(torch.get_rng_state(), state)
 

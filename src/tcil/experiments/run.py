@@ -159,7 +159,9 @@ class Run:
             layout = Layout.parse(began.get("layout", "channels_last"), "layout")
             self.placed = {key: began[key] for key in PLACED if key in began}
         else:
-            chosen = choose_placement(network_factory(self.settings.network), self.dataset.image_shape)
+            chosen = choose_placement(
+                network_factory(self.settings.network), self.dataset.image_shape, self.settings.batch_size
+            )
             layout, self.placed = chosen.layout, chosen.record()
         torch.set_num_threads(self.placed["threads"])
         self.dataset = replace(self.dataset, layout=layout)

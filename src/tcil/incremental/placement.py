@@ -46,12 +46,13 @@ class Placement:
 # noise must not choose it; an idle core is no loss.
 _LAYOUT_GAIN, _THREAD_GAIN = 1.5, 1.1
 # Another process may disturb a turn or two: turns are taken until one of each is likely to have been left alone.
-_BATCH, _FEWEST_TURNS, _MOST_TURNS, _SECONDS = 32, 3, 12, 4.0
+# Small batches favour one thread, so they are not smaller than need be.
+_LARGEST_BATCH, _FEWEST_TURNS, _MOST_TURNS, _SECONDS = 64, 3, 12, 4.0
 
 
 @cache
-def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]) -> Placement:
-    """The faster of both layouts, with one thread or all, by a few training steps on a few images.
+def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...], batch_size: int) -> Placement:
+    """The faster of both layouts, with one thread or all, by a few training steps on batches of that size (at most 64).
 
     OMP_NUM_THREADS and TCIL_LAYOUT, where set, decide instead. One choice for all runs of a process.
     """
@@ -62,6 +63,7 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
     ways = [(layout, count) for layout in layouts for count in counts]
     if len(ways) == 1:
         return Placement(*ways[0])
+    batch_size = min(batch_size, _LARGEST_BATCH)
     with seeded(0):  # trying leaves the global generator as it was
         models = {layout: network(10).to(memory_format=layout.form) for layout in layouts}  # type: ignore[call-overload]
     seconds = {way: float("inf") for way in ways}
@@ -72,7 +74,7 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
                 break
             for layout, count in ways:
                 torch.set_num_threads(count)
-                took = step_seconds(models[layout], shape, layout, _BATCH)
+                took = step_seconds(models[layout], shape, layout, batch_size)
                 seconds[layout, count] = min(seconds[layout, count], took)
     finally:
         torch.set_num_threads(threads)
@@ -81,7 +83,7 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
         layout, count = way
         return seconds[way] * (_LAYOUT_GAIN ** (layout is not layouts[0])) * (_THREAD_GAIN ** (count != threads))
 
-    speeds = tuple((f"{layout}, {count} threads", _BATCH / took) for (layout, count), took in seconds.items())
+    speeds = tuple((f"{layout}, {count} threads", batch_size / took) for (layout, count), took in seconds.items())
     return Placement(*min(ways, key=handicapped), speeds)
 
 

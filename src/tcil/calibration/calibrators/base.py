@@ -297,12 +297,13 @@ def _restored(kind: type[Calibrator], record: Mapping[str, Any], arrays: Mapping
     """The fitted state in a record; raises on anything that no fit could have written."""
     mapping = kind.map_type(**arrays)
     result = storage.decode(kind.result_type, record["result"])
-    if getattr(result, "temperature", 0.0) is not None and not mapping.sound():
+    classes = as_classes(record["classes"], "classes")
+    if getattr(result, "temperature", 0.0) is not None and not mapping.sound(len(classes)):
         raise ValueError(f"arrays that no {kind.__name__} has: {dict(mapping.named_buffers())}")
     columns, source, width = record["columns"], record["features"], record["head_width"]
     return _Fitted(
         mapping=mapping,
-        classes=as_classes(record["classes"], "classes"),
+        classes=classes,
         result=result,
         head_width=None if width is None else whole_number(width, "head_width", 1),
         columns=None if columns is None else as_classes(columns, "columns"),

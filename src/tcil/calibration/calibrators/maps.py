@@ -37,8 +37,8 @@ class CalibrationMap(nn.Module):
         """Calibrated log-probabilities, (N, K)."""
         raise TypeError(f"{type(self).__name__} defines no forward")
 
-    def sound(self) -> bool:
-        """Whether the arrays are such as a fit leaves them; checked when a file is loaded."""
+    def sound(self, n_classes: int) -> bool:
+        """Whether the arrays are such as a fit on so many classes leaves them; checked when a file is loaded."""
         return all(bool(torch.isfinite(value).all()) for value in self.buffers())
 
     def set_state(self, **state: Tensor) -> None:
@@ -69,9 +69,9 @@ class TemperatureMap(CalibrationMap):
         super().__init__()
         self.set_state(temperature=temperature)
 
-    def sound(self) -> bool:
+    def sound(self, n_classes: int) -> bool:
         """A positive temperature."""
-        return super().sound() and self.temperature.shape == () and float(self.temperature) > 0
+        return super().sound(n_classes) and self.temperature.shape == () and float(self.temperature) > 0
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -88,9 +88,10 @@ class GroupTemperatureMap(CalibrationMap):
         super().__init__()
         self.set_state(temperatures=temperatures, is_new=is_new)
 
-    def sound(self) -> bool:
-        """Two positive temperatures."""
-        return super().sound() and self.temperatures.shape == (2,) and bool((self.temperatures > 0).all())
+    def sound(self, n_classes: int) -> bool:
+        """Two positive temperatures, and a group for every class."""
+        shapes = self.temperatures.shape == (2,) and self.is_new.shape == (n_classes,)
+        return super().sound(n_classes) and shapes and bool((self.temperatures > 0).all())
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -114,11 +115,11 @@ class PriorAdjustedMap(CalibrationMap):
         super().__init__()
         self.set_state(temperature=temperature, bias=bias, is_new=is_new, keep=keep)
 
-    def sound(self) -> bool:
+    def sound(self, n_classes: int) -> bool:
         """A positive temperature, a finite bias."""
         scalars = all(value.shape == () for value in (self.temperature, self.bias, self.keep))
-        flags = self.keep.dtype == self.is_new.dtype == torch.bool and self.is_new.ndim == 1
-        return super().sound() and scalars and flags and float(self.temperature) > 0
+        flags = self.keep.dtype == self.is_new.dtype == torch.bool and self.is_new.shape == (n_classes,)
+        return super().sound(n_classes) and scalars and flags and float(self.temperature) > 0
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -149,11 +150,11 @@ class EnsembleMap(CalibrationMap):
         super().__init__()
         self.set_state(temperature=temperature, weights=weights)
 
-    def sound(self) -> bool:
+    def sound(self, n_classes: int) -> bool:
         """A positive temperature, and three weights on the simplex."""
         weights = self.weights
         fine = weights.shape == (3,) and bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-6
-        return super().sound() and fine and float(self.temperature) > 0
+        return super().sound(n_classes) and fine and float(self.temperature) > 0
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -173,11 +174,11 @@ class IsotonicMap(CalibrationMap):
         super().__init__()
         self.set_state(knots=knots, values=values)
 
-    def sound(self) -> bool:
+    def sound(self, n_classes: int) -> bool:
         """Rising knots and values that do not fall."""
         fine = self.knots.shape == self.values.shape and self.knots.ndim == 1 and len(self.knots) >= 2
         rising = fine and bool((self.knots.diff() > 0).all()) and bool((self.values.diff() >= 0).all())
-        return super().sound() and rising
+        return super().sound(n_classes) and rising
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
