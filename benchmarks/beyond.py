@@ -429,17 +429,24 @@ def kind(record: dict[str, Any]) -> str:
 
 
 def difference(records: Sequence[dict[str, Any]], name: str, other: str, key: str) -> str:
-    """The mean paired difference with its 95 % bootstrap interval; runs of one learner and seed are drawn together."""
+    """The mean paired difference with its 95 % bootstrap interval; runs of one learner and seed are drawn together.
+
+    Of fewer than six such groups, their range instead, in square brackets: a bootstrap of so few has no tails.
+    """
     clusters: dict[tuple[Any, ...], list[float]] = {}
     for record in records:
         about = record["about"]
         own = mean_of(record, name, key) - min(mean_of(record, one, key) for one in other.split(" or "))
         clusters.setdefault((about["learner"], about["seed"], about["dataset"]), []).append(own)
     sums = np.array([[sum(values), len(values)] for values in clusters.values()])
+    mean = f"{sums[:, 0].sum() / sums[:, 1].sum():+.2f}"
+    if len(sums) < 6:
+        own_means = sums[:, 0] / sums[:, 1]
+        return mean if len(sums) == 1 else f"{mean} [{own_means.min():+.2f} to {own_means.max():+.2f}]"
     draws = np.random.default_rng(0).integers(len(sums), size=(10000, len(sums)))
     means = sums[draws].sum(axis=1)
     low, high = np.quantile(means[:, 0] / means[:, 1], [0.025, 0.975])
-    return f"{sums[:, 0].sum() / sums[:, 1].sum():+.2f} ({low:+.2f} to {high:+.2f})"
+    return f"{mean} ({low:+.2f} to {high:+.2f})"
 
 
 def mean_of(record: dict[str, Any], name: str, key: str) -> float:
@@ -483,7 +490,8 @@ def _by_runs(records: Sequence[dict[str, Any]]) -> list[str]:
 def _against(untouched: Sequence[dict[str, Any]]) -> list[str]:
     """The goals, on runs that no choice was made on."""
     lines = [
-        f"**PACT less the other, on the {len(untouched)} untouched runs**: mean (95 % interval), by learner",
+        f"**PACT less the other, on the {len(untouched)} untouched runs**: mean (95 % interval; of fewer than six seeds"
+        " [their range]), by learner",
         "",
         "| against | learner | n | pooled ECE | ECE by group |",
         "|---|---|---|---|---|",
