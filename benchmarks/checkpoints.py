@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ import tcil
 
 sys.path.insert(0, str(Path(__file__).parent))
 import official
+
+from tcil.calibration.perturbation import DirectionPolicy, search_magnitude
+from tcil.calibration.temperature import Solver, solve_temperature
+from tcil.experiments.analysis import Perturbed
+from tcil.experiments.calibration import FinishedTask
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = 8  # the task of the reliability diagram
@@ -123,15 +129,40 @@ def diagram(panels: dict[str, tuple[torch.Tensor, torch.Tensor]], path: Path) ->
 
 
 def sgd_spread(folder: Path, n_seeds: int) -> None:
-    """T-CIL's answer with the authors' SGD, seed by seed."""
+    """T-CIL's answer with the authors' SGD, seed by seed: what `TCIL(solver="sgd", seed=seed)` gives.
+
+    The directions do not depend on the seed, nor do the logits at a magnitude: both are computed once.
+    """
     found: dict[str, dict[str, list[float]]] = {"ece": {}, "temperature": {}, "magnitude": {}}
     for index in track(official.CHECKPOINTS, description="checkpoints"):
         task = official.load(folder, index)
         logits, labels = tcil.predict_logits(task.model, task.test, classes=range(task.seen))
+        valid = tcil.predict_logits(task.model, task.valid, classes=range(task.seen))
+        is_new = task.memory[1] >= task.new_classes.start
+        order = torch.cat([is_new.nonzero(), (~is_new).nonzero()]).squeeze(1)  # as T-CIL has them: SGD sees an order
+        memory, n_new = (task.memory[0][order], task.memory[1][order]), int(is_new.sum())
+        nothing = torch.empty(0)
+        pushed = Perturbed(
+            FinishedTask(
+                index, task.new_classes, (), logits, labels, *valid, *([nothing] * 4), model=task.model, memory=memory
+            ),
+            DirectionPolicy.PAPER,
+        )
+        new_at = cache(lambda magnitude: pushed.logits(magnitude, torch.arange(n_new)))  # noqa: B023
+        all_at = cache(lambda magnitude: pushed.logits(magnitude))  # noqa: B023
         for seed in range(n_seeds):
-            fitted = tcil.TCIL(solver="sgd", seed=seed).fit(task.model, task.memory, task.valid, task.new_classes)
-            ece = tcil.metrics.expected_calibration_error(fitted.predict_proba(logits), labels)
-            entry = {"ece": ece, "temperature": fitted.temperature_, "magnitude": fitted.result_.magnitude}
+            solve = partial(solve_temperature, solver=Solver.SGD, seed=seed)
+            search = search_magnitude(
+                lambda magnitude: solve(new_at(magnitude), memory[1][:n_new]),  # noqa: B023
+                solve(new_at(0.0), memory[1][:n_new]),
+                solve(*valid).limit,
+                tolerance=1e-3,
+                input_scale=1.0,
+            )
+            temperature = solve(all_at(search.magnitude), memory[1]).temperature
+            probs = torch.softmax(logits.double() / temperature, dim=1)
+            ece = tcil.metrics.expected_calibration_error(probs, labels)
+            entry = {"ece": ece, "temperature": temperature, "magnitude": search.magnitude}
             for key, value in entry.items():
                 found[key].setdefault(str(index), []).append(round(float(value), 6))
     record = {"command": f"TCIL_DATA=DIR python benchmarks/checkpoints.py --sgd {n_seeds}", **found}
