@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -68,7 +67,7 @@ def new_labels(n):
     return OLD + torch.arange(n) % (K - OLD)
 
 
-MEMO = {"calibrator": "PACT", "log_temperature": [0.7, 0.01], "bias": [0.9, 0.02], "log_imbalance": 2.0}
+MEMO = {"calibrator": "PACT", "log_temperature": [0.7, 0.01], "bias": [0.9, 0.02], "log_imbalance": 2.0, "model": ""}
 TARGET = tcil.fit_temperature([[1.0, 0.0], [0.0, 1.0], [0.4, 0.0]], [0, 1, 1])
 IS_NEW = torch.tensor([column in NEW for column in range(K)])
 
@@ -297,11 +296,29 @@ class TestFit:
         memory, valid = world.draw(torch.arange(240) % K, noise=1.5), world.draw(new_labels(200))
         with pytest.warns(tcil.CalibrationWarning, match="at or above the target"):
             assert Verdict.TARGET_BELOW_RANGE in tcil.TCIL().fit(world.model, memory, valid, NEW).result_.verdicts
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with pytest.warns(tcil.CalibrationWarning, match="is the validation set held out of training"):
             pact = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=6.0)
         assert [piece.source for piece in pact.result_.evidence] == ["new classes", "label shift"]
-        assert pact.result_.verdicts == (Verdict.OK,)
+        assert pact.result_.verdicts == (Verdict.TARGET_BELOW_RANGE,)  # it may hint at validation data in training
+
+    def test_a_magnitude_out_of_range_does_not_matter(self):
+        """The validation set is warmer than exemplars can be made: T-CIL says so, PACT has the other pieces."""
+        world = World(6.0)
+        evidence = tcil.TCIL().evidence(world.model, world.memory(), world.draw(new_labels(80)), NEW)
+        verdicts = (Verdict.TARGET_ABOVE_RANGE, Verdict.SINGLE_EXEMPLAR)
+        result = replace(evidence.result, reachable=False, verdicts=verdicts)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tcil.TCIL, "evidence", lambda *args, **kwargs: replace(evidence, result=result))
+            pact = tcil.PACT().fit(world.model, world.memory(), world.draw(new_labels(80)), NEW, imbalance=6.0)
+        assert pact.result_.verdicts == (Verdict.SINGLE_EXEMPLAR,)
+        assert "surrogate" not in [piece.source for piece in pact.result_.evidence]
+
+    def test_an_imbalance_that_looks_inverted(self):
+        world = World(6.0)
+        memory, valid = world.memory(), world.draw(new_labels(80))
+        with pytest.warns(tcil.CalibrationWarning, match="the wrong way round"):
+            pact = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=torch.tensor(1 / 6))
+        assert pact.result_.verdicts == (Verdict.IMBALANCE_BELOW_ONE,)
 
     def test_label_shift_leaves_the_temperature_alone(self):
         """Where classes hardly overlap its mean misses the tail: that must not become a temperature."""
@@ -376,6 +393,7 @@ class TestFit:
         )
         assert pact.temperature_ == pytest.approx(math.exp(0.7), rel=0.25)
         assert pact.result_.verdicts == (Verdict.REMEMBERED,)
+        assert [piece.source for piece in pact.result_.evidence] == ["history"]
 
     @pytest.mark.parametrize("n", [1, 2, 3, 6])
     @pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
@@ -422,6 +440,10 @@ class TestHistory:
         memory, valid = world.memory(), world.draw(new_labels(100))
         first = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0)
         history = json.loads(json.dumps(first.history_))
+        with pytest.raises(ValueError, match="history: got that of a fit of this very network"):
+            tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history=history)
+        with torch.no_grad():
+            world.model.bias += 1e-4  # another network, if only just
         again = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history=history)
         assert again.result_.log_temperature_error < 0.95 * first.result_.log_temperature_error
         elsewhere = {**history, "log_temperature": [history["log_temperature"][0] + 0.5, history["log_temperature"][1]]}
@@ -476,6 +498,7 @@ class TestHistory:
             {**MEMO, "bias": None},
             {**MEMO, "log_imbalance": None},
             {**MEMO, "log_imbalance": "2.0"},
+            {**MEMO, "model": None},
             {"calibrator": "PACT", "mean": [0.7, 0.9], "covariance": [[0.01, 0.0], [0.0, 0.02]]},
         ],
     )

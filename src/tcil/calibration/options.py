@@ -104,6 +104,10 @@ class Verdict(Option):
         "not_reachable",
         "no noise brings the accuracy down to some level: the method has no answer here (n/a)",
     )
+    IMBALANCE_BELOW_ONE = (
+        "imbalance_below_one",
+        "old classes had more training images than new ones: is imbalance the wrong way round?",
+    )
     NOT_IDENTIFIED = "not_identified", "the data identify no temperature; the model is left as it is"
     REMEMBERED = "remembered", "this task's data identify no temperature; what earlier tasks left is used"
     UNIFORM = "uniform", "the ensemble puts all its weight on the uniform distribution"

@@ -94,10 +94,11 @@ def run(
             runs = [runs[job - 1]]
         if dry_run:
             from tcil.experiments.grids import terminal
-            from tcil.experiments.plan import plan
+            from tcil.experiments.plan import Standing, plan
 
             with_all_data = [one for run in runs for one in (run, *([run.on_all_data()] if full_data else []))]
-            done = [(out / one.name / "results.json").is_file() for one in with_all_data]
+            found = [(out / one.name / "results.json").is_file() for one in with_all_data]
+            done = [Standing.FINISHED if there else Standing.MISSING for there in found]
             console.print(terminal(plan(with_all_data, data, done)))
             return
         from tcil.experiments.commands import run_many, run_one
@@ -405,13 +406,13 @@ def list_calibrators() -> None:
 
 @app.command("settings")
 def list_settings() -> None:
-    """List the settings with their defaults, and the presets."""
-    from tcil.experiments.settings import PRESETS, RunSettings
+    """List the settings with what 'tcil run' alone would take, and the presets."""
+    from tcil.experiments.settings import PRESETS, RunSettings, build
 
+    plain = build({})
     table = Table("setting", "default", "meaning", box=None)
     for name, field in RunSettings.model_fields.items():
-        default = field.default_factory() if field.default_factory else field.default  # type: ignore[call-arg]
-        table.add_row(name, str(default), field.description or "")
+        table.add_row(name, str(getattr(plain, name)), field.description or "")
     console.print(table)
     console.print(f"presets: {', '.join(PRESETS)}; a study file may also list seeds, learners and datasets")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from tcil.calibration.options import Option
 from tcil.experiments.grids import Cell, Grid, Row
 from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings
@@ -17,15 +18,23 @@ from tcil.incremental.networks import network_factory
 from tcil.incremental.placement import Layout, step_seconds
 
 
-def plan(runs: Sequence[RunSettings], data: Path | None, finished: Sequence[bool]) -> Grid:
+class Standing(Option):
+    """How far a run is."""
+
+    FINISHED = "finished", "all that is asked of it is there"
+    TRAINED = "to calibrate", "trained; some of its calibration or analysis is missing"
+    MISSING = "to run", "not trained yet, or not to the end"
+
+
+def plan(runs: Sequence[RunSettings], data: Path | None, standings: Sequence[Standing]) -> Grid:
     """A line per run, and the sum. Datasets that are not there yet leave images and time unknown."""
     rows, total, images_in_all = [], 0.0, 0
-    for settings, done in zip(runs, finished, strict=True):
+    for settings, standing in zip(runs, standings, strict=True):
         learner_type(settings.learner)
         network_factory(settings.network)
         dataset = _dataset(settings.dataset, data)
-        if done:
-            cells = ("finished", "", "", "")
+        if standing is not Standing.MISSING:
+            cells = (str(standing), "", "", "")
         elif dataset is None:
             cells, total = ("to run", "", "data missing", "unknown"), math.nan
         else:
@@ -38,7 +47,7 @@ def plan(runs: Sequence[RunSettings], data: Path | None, finished: Sequence[bool
             total, images_in_all = total + seconds, images_in_all + images
             cells = ("to run", str(len(run.stream)), f"{images:,}", clock(seconds))
         rows.append(Row(settings.name, tuple(Cell(words=words) for words in cells)))
-    missing = len(runs) - sum(finished)
+    missing = sum(standing is Standing.MISSING for standing in standings)
     note = (
         f"{missing} trainings, {images_in_all:,} images, about {clock(total)} one after another on this machine;"
         " distillation, fine-tuning and DER's extractors take more."

@@ -20,11 +20,12 @@ from tcil.experiments.executors import Place, Resources
 from tcil.experiments.grids import terminal
 from tcil.experiments.paper import contradictions
 from tcil.experiments.perform import train
-from tcil.experiments.plan import plan
+from tcil.experiments.plan import Standing, plan
 from tcil.experiments.progress import ProgressDisplay
 from tcil.experiments.report import Section, write_page
 from tcil.experiments.run import Run
 from tcil.experiments.schedules import Edition
+from tcil.experiments.settings import RunSettings
 from tcil.experiments.worker import Job
 
 REPRODUCED = (
@@ -49,14 +50,13 @@ def reproduce(
     """Run what the artifacts need and is not there, then draw them; `only` "plan" or "render" does one of the two."""
     needs = all_needs(artifacts, editions)
     known = _finished(out, kept)
-    done = [_satisfied(need, known.get(need.settings.key)) for need in needs]
-    both = [(need.settings, ready) for need, ready in zip(needs, done, strict=True)]
-    both += [(need.settings.on_all_data(), ready) for need, ready in zip(needs, done, strict=True) if need.full_data]
-    console.print(terminal(plan([one for one, _ in both], data, [ready for _, ready in both])))
+    if only != "render":
+        standings = _standings(needs, known)
+        console.print(terminal(plan([one for one, _ in standings], data, [standing for _, standing in standings])))
     if only == "plan":
         return []
     if only != "render":
-        missing = [need for need, ready in zip(needs, done, strict=True) if not ready]
+        missing = [need for need in needs if not _satisfied(need, known.get(need.settings.key))]
         _fulfil_all(missing, out, data, device, resources, console)
         known = _finished(out, kept)
     evidence = Evidence(editions, list(known.values()))
@@ -79,6 +79,21 @@ def _finished(out: Path, kept: Sequence[Path]) -> dict[str, StoredRun]:
             if run.settings_key is not None and run.complete:
                 found.setdefault(run.settings_key, run)
     return found
+
+
+def _standings(needs: Sequence[Need], known: dict[str, StoredRun]) -> list[tuple[RunSettings, Standing]]:
+    """Every training that is needed, once, with how far it is."""
+    found: dict[str, tuple[RunSettings, Standing]] = {}
+    for need in needs:
+        run = known.get(need.settings.key)
+        ready = _satisfied(need, run)
+        standing = Standing.FINISHED if ready else Standing.MISSING if run is None else Standing.TRAINED
+        found[need.settings.key] = need.settings, standing
+        if need.full_data:
+            second = need.settings.on_all_data()
+            there = ready or second.key in known
+            found.setdefault(second.key, (second, Standing.FINISHED if there else Standing.MISSING))
+    return list(found.values())
 
 
 def _satisfied(need: Need, run: StoredRun | None) -> bool:

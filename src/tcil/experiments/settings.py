@@ -21,21 +21,21 @@ class RunSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dataset: str = "noisy-digits"
+    dataset: str = Field("noisy-digits", description="see 'tcil datasets'")
     classes: int | None = Field(None, ge=2, description="use only the first so many classes of the order")
     tasks: int | tuple[int, ...] = Field(5, description="how many equal tasks, or the size of each")
     class_order_seed: int | None = Field(None, description="none: the natural order")
-    learner: str = "er"
-    learner_options: dict[str, Any] = Field(default_factory=dict)
-    network: str = "small_cnn"
-    optimizer: str = "sgd"
-    epochs: int = Field(30, ge=1)
-    milestones: tuple[int, ...] = (15, 22)
-    lr: float = Field(0.1, gt=0)
-    weight_decay: float = Field(2e-4, ge=0)
-    batch_size: int = Field(32, ge=1)
+    learner: str = Field("er", description="see 'tcil learners'")
+    learner_options: dict[str, Any] = Field(default_factory=dict, description="options of the learner, by name")
+    network: str = Field("small_cnn", description="see 'tcil networks'")
+    optimizer: str = Field("sgd", description="sgd or adam")
+    epochs: int = Field(30, ge=1, description="epochs of each task")
+    milestones: tuple[int, ...] = Field((15, 22), description="epochs after which lr falls to a tenth")
+    lr: float = Field(0.1, gt=0, description="learning rate at the beginning of each task")
+    weight_decay: float = Field(2e-4, ge=0, description="of the optimizer")
+    batch_size: int = Field(32, ge=1, description="images of a training step")
     crop: int | None = Field(None, ge=0, description="pixels that random crops move; none: as the dataset has it")
-    memory: int = Field(60, ge=1)
+    memory: int = Field(60, ge=1, description="exemplars of all old classes together")
     validation: int = Field(40, ge=0, description="validation images of a new task in all")
     validation_pool: int = Field(80, ge=0, description="held-out images of a new task in all, validation included")
     reserve: float = Field(0.0, ge=0, lt=1, description="share of the memory kept out of training")

@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,9 @@ BOUNDS = (0.05, 5.0)  # the range of T in the original ETS and PerturbTS
 
 
 def positive(value: Any, argument: str) -> float:
-    """A positive number, as a float."""
+    """A positive number, as a float; also a tensor or array of one."""
+    if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < float("inf"):
         raise invalid(argument, repr(value), "a positive number")
     return float(value)

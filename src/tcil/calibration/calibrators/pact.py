@@ -16,6 +16,7 @@ from tcil.calibration.calibrators.base import Calibrator
 from tcil.calibration.calibrators.inputs import positive
 from tcil.calibration.calibrators.maps import CalibrationMap, PriorAdjustedMap
 from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult, warn_of
+from tcil.calibration.classifier import weights_hash
 from tcil.calibration.errors import invalid
 from tcil.calibration.examples import Examples, ExampleStream, Unpack
 from tcil.calibration.features import FeatureSpec
@@ -33,10 +34,11 @@ BIAS_SPREAD = 0.38  # of the bias, beside that of a uniform one between 0 and lo
 PRIOR_ERROR = 1.0  # of log T before any evidence
 _REACH = 2.0  # so far from 0 may log T be by that prior: farther off, logits have another scale, and it moves along
 _LARGEST = 20.0  # log(imbalance)
+_INVERTED = 0.5  # an imbalance below which it was perhaps meant the other way round
 _FEWEST = 5  # validation images below which a mean or an error means nothing
 _OF_THE_SEARCH = frozenset(
-    (Verdict.TARGET_ABOVE_RANGE, Verdict.TARGET_BELOW_RANGE, Verdict.TARGET_JUMPED, Verdict.BELOW_TOLERANCE,
-     Verdict.BRACKET_WIDENED, Verdict.DEGENERATE_VALID, Verdict.DEGENERATE_MEMORY)
+    (Verdict.TARGET_ABOVE_RANGE, Verdict.TARGET_JUMPED, Verdict.BELOW_TOLERANCE, Verdict.BRACKET_WIDENED,
+     Verdict.DEGENERATE_VALID, Verdict.DEGENERATE_MEMORY)
 )  # fmt: skip
 
 
@@ -61,8 +63,8 @@ class PACTResult:
     """What PACT found: softmax(z / temperature + bias for old classes) is honest where classes are equally frequent.
 
     The errors are standard errors by the filter, as good as its constants: on networks like those that these were
-    measured on they are right, on noisy digits half of what they should be (docs/beyond.md). `evidence` lists what this
-    task gave (nothing, and no history: the network is left as it is); `t_cil` is the run of T-CIL inside.
+    measured on they are right, on noisy digits half of what they should be (docs/beyond.md). `evidence` lists what it
+    was weighed from, "history" first (nothing: the network is left as it is); `t_cil` is the run of T-CIL inside.
 
     >>> import tcil
     >>> "bias_error" in tcil.PACTResult.__dataclass_fields__
@@ -188,6 +190,9 @@ class PACT(Calibrator):
         if abs(math.log(ratio)) > _LARGEST:
             raise invalid("imbalance", repr(imbalance), f"between e^-{_LARGEST:g} and e^{_LARGEST:g}")
         _check_history(history)
+        if history is not None and history["model"] == weights_hash(model):
+            given = "that of a fit of this very network"
+            raise invalid("history", given, "history_ of the PACT of the task before", "It would count its data twice.")
         if imbalance is None and new_classes is not None:
             new_classes = as_classes(new_classes, "new_classes")
             known = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack).labels
@@ -200,16 +205,20 @@ class PACT(Calibrator):
         if imbalance is None and has_old:
             raise _no_imbalance()
         state = _State.of(history, math.log(ratio) if has_old else None, evidence.result.target)
-        pieces = state.weigh(evidence)
+        remembered, pieces = state.as_evidence("history"), state.weigh(evidence)
         verdicts = evidence.result.verdicts
         if any(piece.log_temperature is not None for piece in pieces):
-            # Then it does not matter how T-CIL's own search ended.
+            # Then it does not matter how T-CIL's own search ended (unless it hints at validation data in training).
             verdicts = tuple(v for v in verdicts if v not in _OF_THE_SEARCH) or (Verdict.OK,)
         elif state.informed:
             verdicts = tuple(v for v in verdicts if v not in (*_OF_THE_SEARCH, Verdict.OK))
             verdicts = (*verdicts, Verdict.REMEMBERED)
         elif not set(verdicts) & {Verdict.DEGENERATE_VALID, Verdict.DEGENERATE_MEMORY}:
             verdicts = (*(v for v in verdicts if v is not Verdict.OK), Verdict.NOT_IDENTIFIED)
+        if ratio < _INVERTED and has_old:
+            verdicts = (*(v for v in verdicts if v is not Verdict.OK), Verdict.IMBALANCE_BELOW_ONE)
+        if history is not None:
+            pieces.insert(0, remembered)
         result = state.result(ratio, verdicts, tuple(pieces), evidence.result)
         mapping = PriorAdjustedMap(
             torch.tensor(result.temperature, dtype=torch.float64),
@@ -217,7 +226,7 @@ class PACT(Calibrator):
             evidence.is_new,
             torch.tensor(self.keep_predictions),
         )
-        memo = state.memo() if state.informed else history
+        memo = {**state.memo(), "model": evidence.model["model_hash"]} if state.informed else history
         self._fitted(mapping, evidence.classes, result, **evidence.model, history=memo)
         warn_of(replace(evidence.result, verdicts=verdicts), "PACT")
         return self
@@ -244,6 +253,7 @@ def _check_history(history: dict[str, Any] | None) -> None:
         beliefs = [history["log_temperature"], *([] if history["bias"] is None else [history["bias"]])]
         sound = (
             history["calibrator"] == "PACT"
+            and isinstance(history["model"], str)
             and (history["bias"] is None) == (history["log_imbalance"] is None)
             and (history["log_imbalance"] is None or numbers([history["log_imbalance"]], _LARGEST))
             and all(len(belief) == 2 and numbers(belief) and belief[1] > 0 for belief in beliefs)
@@ -312,6 +322,11 @@ class _State:
             "bias": None if self.bias is None else [self.bias.mean, self.bias.variance],
             "log_imbalance": self.log_imbalance,
         }
+
+    def as_evidence(self, source: str) -> PACTEvidence:
+        """What is believed now, as a piece of evidence."""
+        bias = (None, None) if self.bias is None else (self.bias.mean, math.sqrt(self.bias.variance))
+        return PACTEvidence(source, self.log_t.mean, math.sqrt(self.log_t.variance), *bias)
 
     def result(self, ratio: float, *rest: Any) -> PACTResult:
         """The answer; without any evidence the network is left as it is."""

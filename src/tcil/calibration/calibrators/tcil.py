@@ -470,6 +470,7 @@ def warn_of(result: TCILResult, who: str) -> None:
         Verdict.TARGET_BELOW_RANGE: f"target {result.target_temperature:.4g}",
         Verdict.DEGENERATE_VALID: f"valid: {result.target.verdict}",
         Verdict.DEGENERATE_MEMORY: f"memory: {result.memory.verdict}" if result.memory else "",
+        Verdict.IMBALANCE_BELOW_ONE: "new classes / old ones is expected",
         Verdict.NOT_IDENTIFIED: f"valid: {result.n_valid} rows",
         Verdict.TARGET_JUMPED: f"{result.n_new_exemplars} new exemplars",
     }
