@@ -212,7 +212,7 @@ def search_trace(study: Study, calibrator: str = "t-cil") -> Picture | None:
         axis.set_ylim(0, 3 * max(result["target_temperature"] for _, result in traces))
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
         seed = f", seed {run.seed}" if len(study.runs) > 1 else ""
-        caption = f"T-CIL's search{seed}: steps of the bisection, and the chosen magnitude at the target (stars)."
+        caption = f"T-CIL's search{seed}: steps of the search, and the chosen magnitude at the target (stars)."
         return picture(figure, caption, "; ".join(words))
 
 
