@@ -12,7 +12,6 @@ of the same network in its best layout and batch.
 from __future__ import annotations
 
 import copy
-import itertools
 import sys
 import warnings
 from collections.abc import Callable
@@ -65,19 +64,14 @@ def gradient(model: nn.Module, images: Tensor, batch: int) -> None:
 
 
 def bare_passes(model: nn.Module, images: Tensor) -> dict[str, dict[str, Callable[[], None]]]:
-    """Forward and gradient passes over a few images, by layout and batch: eval mode, frozen parameters, no extras.
-
-    Also those of the folded network, which the fit runs: how near it comes to its own passes.
-    """
-    given = copy.deepcopy(model).eval().requires_grad_(False)
-    networks = {"": given, "folded ": folded_copy(given, images[:2])}
-    passes: dict[str, dict[str, Callable[[], None]]] = {}
-    for (prefix, network), (layout, form) in itertools.product(networks.items(), LAYOUTS.items()):
+    """Forward and gradient passes over a few images, by layout and batch: eval mode, frozen parameters, no extras."""
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    passes: dict[str, dict[str, Callable[[], None]]] = {"forward": {}, "gradient": {}}
+    for layout, form in LAYOUTS.items():
         some = images[:256].contiguous(memory_format=form)
         for batch in (32, 64, 128):
             for kind, run in (("forward", forward), ("gradient", gradient)):
-                ways = passes.setdefault(prefix + kind, {})
-                ways[f"{layout}, batch {batch}"] = partial(run, network, some, batch)
+                passes[kind][f"{layout}, batch {batch}"] = partial(run, model, some, batch)
     return passes
 
 
@@ -100,6 +94,9 @@ def measure() -> list[ledger.Figure]:
         return tcil.TCIL(**options).fit(task.model, task.memory, task.valid, task.new_classes).result_
 
     passes = bare_passes(task.model, task.memory[0])
+    # Also those of the folded network, which the fit runs: how near it comes to its own passes.
+    folded = bare_passes(folded_copy(task.model, task.memory[0][:2]), task.memory[0])
+    passes |= {f"folded {kind}": by_way for kind, by_way in folded.items()}
     flat = {(kind, how): run for kind, by_way in passes.items() for how, run in by_way.items()}
     ours: list[tuple[ledger.Seconds, Any]] = []
     bare, taken, answers = [], {}, {}
