@@ -34,8 +34,8 @@ HEAD = """# What was reproduced here
 Written by `make results` (`benchmarks/results.py`) from the small JSON files under `docs/results/`; every
 number comes from a run made with this code on two shared CPU cores. Paper-scale training (200 epochs) does not
 fit there, so ours is the `short` schedule of `tcil reproduce`: 20 classes of CIFAR-100 in 5 tasks with a small
-ResNet (`cifar100-mini`), three seeds; and the authors' own checkpoints at full size. Cells that were not run
-say so.
+ResNet (`cifar100-mini`), three seeds or as many as n says; ER at full size for ten epochs a task, one seed; and the
+authors' own checkpoints. Cells that were not run say so.
 
 ```
 tcil run --preset cifar100-mini --learner er --seeds 1,2,3 --data DIR      # and eeil, wa, der
