@@ -10,18 +10,20 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from tcil.experiments import collect, grids, paper, tables
+from tcil.experiments import claims, collect, grids, paper, tables
 from tcil.experiments.artifacts import ARTIFACTS, all_needs, artifacts_named
 from tcil.experiments.cli import app
 from tcil.experiments.evidence import Evidence
 from tcil.experiments.grids import Cell, Grid, Row
 from tcil.experiments.schedules import SCHEDULES, editions
+from tcil.experiments.settings import build
 from tcil.experiments.statistics import Spread, paired_difference
 
 QUICK = ["--set", "epochs=1", "--set", "milestones=[]"]
@@ -31,6 +33,13 @@ def command(*words):
     outcome = CliRunner().invoke(app, list(map(str, words)))
     assert outcome.exit_code == 0, outcome.output
     return outcome.output
+
+
+def stored(settings, errors):
+    """A finished run of two tasks in which each calibrator has the same error after both."""
+    row = {"block": "ranked", "accuracy": 0.5}
+    rows = {name: row | {"title": name, "ece": error, "aece": error} for name, error in errors.items()}
+    return collect.StoredRun(Path("none"), settings.model_dump(mode="json"), [{"calibrators": rows}] * 2, {})
 
 
 @pytest.fixture(scope="module")
@@ -314,8 +323,18 @@ class TestReproduce:
         assert {n.settings.seed for n in needs} == {1, 2, 3, 4, 5}
         assert all(n.settings.epochs == 200 for n in needs)
         trainings = len(needs) + sum(n.full_data for n in needs)
-        assert 250 < trainings < 350
+        assert trainings == 255
         assert len({n.settings.key for n in needs}) == len(needs)
+
+    def test_no_more_is_planned_than_is_drawn(self):
+        """All the data, and the analysis, only where a table, figure or claim shows it."""
+        needs = all_needs(list(ARTIFACTS.values()), editions("paper"))
+        whole = [n for n in needs if n.settings.memory == build({"preset": n.settings.dataset}).memory]
+        assert all(n in whole and not n.settings.reserve for n in needs if n.full_data)
+        assert {(n.settings.dataset, n.settings.learner) for n in needs if n.analysis} == {("cifar100", "er")}
+        claims = all_needs(artifacts_named("claims"), editions("paper"))
+        assert {n.settings.tasks for n in claims if n.settings.dataset == "cifar100"} == {10, 20}
+        assert len({n.settings.validation for n in claims if n.settings.dataset == "cifar100"}) == 5
 
     def test_short_is_three_seeds_and_one_full_size(self):
         needs = all_needs(list(ARTIFACTS.values()), editions("short"))
@@ -344,6 +363,34 @@ class TestReproduce:
         claims = ARTIFACTS["claims"].render(evidence).grids[0]
         ours = [row for row in claims.rows if row.cells[1].words != "the paper's own table"]
         assert {row.cells[2].words for row in ours} == {"not run"}
+
+    def test_rows_with_fewer_seeds_say_so(self):
+        (edition, *_) = editions("short")
+        runs = [
+            stored(
+                edition.settings("cifar100", "er", seed), {"ts": 0.2 + seed / 100, "t-cil": 0.05 + seed / 100} | more
+            )
+            for seed, more in ((1, {"vanilla-all-data": 0.3}), (2, {}), (3, {}))
+        ]
+        evidence = Evidence([edition], runs)
+        (grid,) = ARTIFACTS["baselines"].render(evidence).grids
+        rows = {row.label: row.cells[3] for row in grid.rows}
+        assert grid.title.endswith("n = 3")
+        assert rows["Vanilla (all data) (n = 1)"].text() == "30.00"
+        assert rows["TS"].text() == "22.00 ± 0.82"
+        assert rows["T-CIL"].bold
+        assert rows["IRM"].text() == "not run"
+        assert sum(note.startswith("Bold") for note in grid.notes) == 1
+        (one,) = ARTIFACTS["baselines"].render(Evidence([edition], runs[:1])).grids
+        assert not any(note.startswith("Bold") for note in one.notes)
+        claim = claims._reduction("er", "cifar100", against_vanilla=True)(evidence, edition)
+        assert claim.ours == "80.0 % (vanilla-all-data 30.00, T-CIL 6.00)"  # seed 1 alone has both
+
+    def test_every_claim_says_by_what_rule_it_holds(self, tmp_path):
+        kept = Path(__file__).parents[1] / "docs/results/runs"
+        grid = claims.claims_grid(Evidence(editions("short"), collect.read_runs([kept])))
+        assert {row.cells[3].words for row in grid.rows} == {"yes", "no", "-"}
+        assert all(bool(row.cells[4].words) == (row.cells[3].words != "-") for row in grid.rows)
 
     @pytest.mark.timeout(900)
     def test_everything_on_digits(self, tmp_path):

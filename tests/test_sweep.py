@@ -361,7 +361,8 @@ class TestCommands:
         assert "stopped" in command("reproduce", "claims", *words, code=75)
         ((jobs, resources),) = seen
         assert resources.ray_address == "auto"
-        assert all(job.analysis and job.full_data for job in jobs)
+        assert {job.settings.learner for job in jobs if job.full_data} == {"er", "eeil", "wa", "der"}
+        assert [job.settings.learner for job in jobs if job.analysis] == ["er"]
         assert len({job.settings.key for job in jobs}) == len(jobs) > 3
 
 

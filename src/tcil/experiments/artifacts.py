@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,27 +37,35 @@ class Need:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """An experiment that an artifact draws, in the paper's own terms, and what it takes from it besides the tables."""
+
+    dataset: str
+    learner: str
+    variation: Mapping[str, Any] = field(default_factory=dict)
+    calibrators: tuple[str, ...] = ()
+    full_data: bool = False
+    analysis: bool = False
+
+
+@dataclass(frozen=True)
 class Artifact:
     """A table, figure or set of claims of the paper."""
 
     name: str
     title: str
-    variations: Sequence[tuple[str, str, Mapping[str, Any]]]
+    wanted: Sequence[Wanted]
     render: Callable[[Evidence], Section]
-    calibrators: tuple[str, ...] = ()
-    full_data: bool = False
-    analysis: bool = False
     notes: Sequence[str] = field(default=())
 
     def needs(self, editions: Sequence[Edition]) -> list[Need]:
         """The trainings it needs in these editions."""
         found = []
-        for edition in editions:
-            for dataset, learner, variation in self.variations:
-                for seed in edition.seeds:
-                    settings = edition.settings(dataset, learner, seed, **variation)
-                    if settings is not None:
-                        found.append(Need(settings, self.calibrators, self.full_data, self.analysis))
+        for edition, one in itertools.product(editions, self.wanted):
+            for seed in edition.seeds:
+                settings = edition.settings(one.dataset, one.learner, seed, **one.variation)
+                if settings is not None:
+                    found.append(Need(settings, one.calibrators, one.full_data, one.analysis))
         return found
 
 
@@ -126,43 +135,47 @@ def _our_study(evidence: Evidence, edition: Edition, row: paper.PaperRow) -> Stu
 def _against_paper(evidence: Evidence, edition: Edition | None, dataset: str, rows: Sequence[paper.PaperRow]) -> Grid:
     keys = [key for key in paper.FIGURES if key in rows[0].figures]
     columns = ["method", *(f"{COLUMNS[key]} {part}" for key in keys for part in ("ours", "paper", "diff"))]
-    lines, seeds = [], set()
     winners = _winners(evidence, edition, rows) if edition else {}
-    for row in rows:
-        study = _our_study(evidence, edition, row) if edition else None
+    studies = [_told(evidence, edition, row) if edition else None for row in rows]
+    most = max((len(study.runs) for study in studies if study), default=0)
+    lines = []
+    for row, study in zip(rows, studies, strict=True):
         name = _our_name(row.calibrator)
-        known = study is not None and name in study.titles()
         cells: list[Cell] = []
         for key in keys:
             printed = row.figures[key]
             theirs = Cell(words="n/a") if printed is None else Cell(Spread(printed[0], printed[1], 5))
             ours = Cell(words="not run")
-            if study is not None and known:
-                bold = key == "ece" and winners.get((row.learner, row.table)) == name
+            if study is not None:
+                bold = key == "ece" and winners.get(row.learner) == name
                 ours = percent(study.means(name, key), bold)
-                seeds.add(len(study.runs))
             difference = Cell(words="")
             if ours.spread is not None and printed is not None:
                 difference = Cell(Spread(ours.spread.mean - printed[0], 0.0, 1), signed=True)
             cells += [ours, theirs, difference]
-        lines.append(Row(_label(row), tuple(cells), row.learner if len({r.learner for r in rows}) > 1 else ""))
-    title = f"ours: {edition.title}, n = {' or '.join(map(str, sorted(seeds)))}" if edition else "not run"
-    notes = ("Mean over tasks, %, ± standard deviation over seeds. The paper's: five seeds, 200 epochs a task.",)
-    return Grid(f"{DATASETS[dataset]}; {title}", tuple(columns), tuple(lines), notes)
+        label = _label(row) + (f" (n = {len(study.runs)})" if study and len(study.runs) < most else "")
+        lines.append(Row(label, tuple(cells), row.learner if len({r.learner for r in rows}) > 1 else ""))
+    title = f"ours: {edition.title}, n = {most}" if edition else "not run"
+    notes = ["Mean over tasks, %, ± standard deviation over seeds. The paper's: five seeds, 200 epochs a task."]
+    if any(winners.values()):
+        notes.append("Bold: the lowest ECE of a learner's rows that have every seed, by the paired 95 % intervals.")
+    return Grid(f"{DATASETS[dataset]}; {title}", tuple(columns), tuple(lines), tuple(notes))
 
 
-def _winners(evidence: Evidence, edition: Edition, rows: Sequence[paper.PaperRow]) -> dict[tuple[str, str], str | None]:
-    """By learner, the row whose ECE is told from all others by paired intervals."""
-    found: dict[tuple[str, str], str | None] = {}
-    for learner in dict.fromkeys(row.learner for row in rows):
-        scores = {}
-        for row in rows:
-            study = _our_study(evidence, edition, row) if row.learner == learner else None
-            name = _our_name(row.calibrator)
-            if study is not None and name in study.titles() and row.table != "validation":
-                scores[name] = study.means(name, "ece")
-        if len({len(values) for values in scores.values()}) == 1:
-            found[learner, rows[0].table] = best(scores)
+def _told(evidence: Evidence, edition: Edition, row: paper.PaperRow) -> Study | None:
+    """The seeds of a row's experiment that have its calibrator."""
+    study = _our_study(evidence, edition, row)
+    return study.having(_our_name(row.calibrator)) if study is not None else None
+
+
+def _winners(evidence: Evidence, edition: Edition, rows: Sequence[paper.PaperRow]) -> dict[str, str | None]:
+    """By learner, the calibrator whose ECE is told from all others by paired intervals."""
+    found: dict[str, str | None] = {}
+    for learner in dict.fromkeys(row.learner for row in rows if row.table != "validation"):
+        names = [_our_name(row.calibrator) for row in rows if row.learner == learner]
+        study = _our_study(evidence, edition, next(row for row in rows if row.learner == learner))
+        if study is not None:
+            found[learner] = best({name: study.means(name, "ece") for name in names if name in study.titles()})
     return found
 
 
@@ -171,12 +184,12 @@ def _winners(evidence: Evidence, edition: Edition, rows: Sequence[paper.PaperRow
 Draw = Callable[[Study], Picture | None]
 
 
-def _by_study(name: str, draw: Draw, wanted: Sequence[tuple[str, str]]) -> Callable[[Evidence], Section]:
-    """One picture for each dataset and learner, in each edition that has it."""
+def _by_study(name: str, draw: Draw) -> Callable[[Evidence], Section]:
+    """One picture for each dataset and learner that the figure wants, in each edition that has it."""
 
     def render(evidence: Evidence) -> Section:
         pictures, missing = [], []
-        for dataset, learner in wanted:
+        for dataset, learner in ((one.dataset, one.learner) for one in ARTIFACTS[name].wanted):
             drawn = [
                 _titled(draw(study), edition, dataset, learner) for edition, study in evidence.on(dataset, learner)
             ]
@@ -247,23 +260,36 @@ def _claims(evidence: Evidence) -> Section:
     return Section(ARTIFACTS["claims"].title, ARTIFACTS["claims"].notes, [claims_grid(evidence)])
 
 
-def _table(name: str, title: str, **more: Any) -> Artifact:
+def _table(name: str, title: str, full_data: bool = False, notes: Sequence[str] = ()) -> Artifact:
     rows = paper.rows(name)
-    variations = list(
-        {repr((r.dataset, r.learner, _variation(r))): (r.dataset, r.learner, _variation(r)) for r in rows}.values()
-    )
-    calibrators = tuple(_our_name(row.calibrator) for row in rows if row.calibrator in POLICIES)
+    calibrators = tuple(dict.fromkeys(_our_name(row.calibrator) for row in rows if row.calibrator in POLICIES))
+    wanted = {
+        repr((row.dataset, row.learner, _variation(row))): Wanted(
+            row.dataset, row.learner, _variation(row), calibrators, full_data
+        )
+        for row in rows
+    }
     render = _validation_table if name == "validation" else _paper_table(name)
-    return Artifact(name, title, variations, render, tuple(dict.fromkeys(calibrators)), **more)
+    return Artifact(name, title, list(wanted.values()), render, notes)
 
 
 _ALL_DATA = "Vanilla is trained on all the data, as in the paper; the others on what the validation set leaves."
-_PAIRS = [("cifar100", "er"), ("tiny-imagenet", "er")]
-_MEMORY: list[tuple[str, str, Mapping[str, Any]]] = [
-    (dataset, "er", {"memory": size, "validation": 100}) for dataset, sizes in MEMORY_SIZES.items() for size in sizes
+_ER, _ER_ON_TINY, _DER = (Wanted("cifar100", "er"), Wanted("tiny-imagenet", "er"), Wanted("cifar100", "der"))
+_ER_ANALYSED = replace(_ER, analysis=True)
+_MEMORY = [
+    Wanted(dataset, "er", {"memory": size, "validation": 100})
+    for dataset, sizes in MEMORY_SIZES.items()
+    for size in sizes
 ]
-_EVERY: list[tuple[str, str, Mapping[str, Any]]] = [
-    (dataset, learner, {}) for dataset in ("cifar100", "tiny-imagenet") for learner in LEARNERS
+_LEARNERS = [Wanted(dataset, learner) for dataset in ("cifar100", "tiny-imagenet") for learner in LEARNERS]
+_CLAIMED = [
+    replace(_ER_ANALYSED, calibrators=tuple(map(_our_name, POLICIES))),
+    *(Wanted("cifar10", learner) for learner in LEARNERS),
+    *(replace(one, full_data=one.dataset == "cifar100" or one.learner == "der") for one in _LEARNERS),
+    *(Wanted("cifar100", learner, {"many_tasks": True}) for learner in LEARNERS),
+    *(Wanted("cifar100", "er", {"validation": size}) for size in VALIDATION_SIZES),
+    *(one for one in _MEMORY if one.dataset == "cifar100"),
+    replace(_ER, variation={"reserve": 0.25}),
 ]
 
 ARTIFACTS: dict[str, Artifact] = {
@@ -278,42 +304,34 @@ ARTIFACTS: dict[str, Artifact] = {
         Artifact(
             "temperature-bias",
             "Figure: temperature of new-task TS against the optimal one",
-            [(dataset, learner, {}) for dataset, learner in _PAIRS],
-            _by_study("temperature-bias", paper_figures.temperature_bias, _PAIRS),
+            [_ER, _ER_ON_TINY],
+            _by_study("temperature-bias", paper_figures.temperature_bias),
         ),
         Artifact(
             "task-accuracy",
             "Figure: accuracy by task on test images and on exemplars after the last task",
-            [("cifar100", "er", {}), ("cifar100", "der", {})],
-            _by_study("task-accuracy", paper_figures.task_accuracy, [("cifar100", "er"), ("cifar100", "der")]),
+            [_ER, _DER],
+            _by_study("task-accuracy", paper_figures.task_accuracy),
         ),
         Artifact(
             "feature-space",
             "Figure: the perturbation policy in feature space",
-            [("cifar100", "er", {})],
-            _by_study("feature-space", paper_figures.feature_space, [("cifar100", "er")]),
-            analysis=True,
+            [_ER_ANALYSED],
+            _by_study("feature-space", paper_figures.feature_space),
         ),
         Artifact(
             "epsilon-gap",
             "Figure: difference of optimal magnitudes by task for four policies",
-            [("cifar100", "er", {})],
-            _by_study("epsilon-gap", paper_figures.epsilon_gap, [("cifar100", "er")]),
-            analysis=True,
+            [_ER_ANALYSED],
+            _by_study("epsilon-gap", paper_figures.epsilon_gap),
         ),
         Artifact("memory-size", "Figure: size of the memory, ER", _MEMORY, _memory_sizes),
-        Artifact("ece-progression", "Figure: ECE by task for four learners", _EVERY, _ece_progression),
+        Artifact("ece-progression", "Figure: ECE by task for four learners", _LEARNERS, _ece_progression),
         Artifact(
             "claims",
             "Claims in the text",
-            [
-                *_EVERY,
-                *[entry for entry in _MEMORY if entry[0] == "cifar100"],
-                ("cifar100", "er", {"reserve": 0.25}),
-            ],
+            _CLAIMED,
             _claims,
-            full_data=True,
-            analysis=True,
             notes=["Each claim with what the paper prints and what our runs give; 'not run' where none tells."],
         ),
     )

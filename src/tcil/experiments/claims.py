@@ -18,10 +18,11 @@ from tcil.experiments.schedules import LEARNERS, Edition
 
 @dataclass(frozen=True)
 class Answer:
-    """What our runs say to a claim, and whether it holds there."""
+    """What our runs say to a claim, whether it holds there, and by what rule of ours."""
 
     ours: str
     holds: bool | None
+    rule: str
 
 
 Ask = Callable[[Evidence, Edition], Answer | None]
@@ -40,16 +41,16 @@ def claims_grid(evidence: Evidence) -> Grid:
     for text, printed, ask in asked:
         answers = [(edition.title, ask(evidence, edition)) for edition in evidence.editions]
         told = [(title, answer) for title, answer in answers if answer is not None]
-        rows += [_row(text, printed, title, answer) for title, answer in told or [("", Answer("not run", None))]]
+        rows += [_row(text, printed, title, answer) for title, answer in told or [("", Answer("not run", None, ""))]]
     for key in sorted(key for key in known if key.startswith("reduction_")):
         printed = _shown(known[key]["values"])
         rows.append(_row(known[key]["text"], printed, "the paper's own table", _recomputed(key)))
-    return Grid("Claims", ("claim", "paper", "where", "ours", "holds"), tuple(rows), wordy=True)
+    return Grid("Claims", ("claim", "paper", "where", "ours", "holds", "if"), tuple(rows), wordy=True)
 
 
 def _row(text: str, printed: str, where: str, answer: Answer) -> Row:
     verdict = {True: "yes", False: "no", None: "-"}[answer.holds]
-    return Row(text, tuple(Cell(words=words) for words in (printed, where, answer.ours, verdict)))
+    return Row(text, tuple(Cell(words=words) for words in (printed, where, answer.ours, verdict, answer.rule)))
 
 
 def _shown(values: Mapping[str, Any]) -> str:
@@ -66,7 +67,7 @@ def _recomputed(key: str) -> Answer:
     assert before is not None
     assert after is not None
     reduction = 100 * (1 - after[0] / before[0])
-    return Answer(f"{reduction:.1f} %", abs(reduction - claim["values"]["reduction"]) < 0.05)
+    return Answer(f"{reduction:.1f} %", abs(reduction - claim["values"]["reduction"]) < 0.05, "as printed, rounded")
 
 
 def _mean(study: Study | None, calibrator: str, key: str = "ece") -> float | None:
@@ -116,8 +117,7 @@ def _gap_claim(what: str, sign: int) -> Ask:
             None
             if gaps is None
             else Answer(
-                f"{gaps[0]:.1f} after the middle task, {gaps[1]:.1f} after the last (holds: it grows)",
-                gaps[1] > gaps[0],
+                f"{gaps[0]:.1f} after the middle task, {gaps[1]:.1f} after the last", gaps[1] > gaps[0], "it grows"
             )
         )
 
@@ -129,7 +129,7 @@ def _reserve(evidence: Evidence, edition: Edition) -> Answer | None:
     reserved = _mean(evidence.study(edition, "cifar100", "er", reserve=0.25), "vanilla", "accuracy")
     if plain is None or reserved is None:
         return None
-    return Answer(f"{reserved:.2f} with the reserve, {plain:.2f} without", reserved < plain)
+    return Answer(f"{reserved:.2f} with the reserve, {plain:.2f} without", reserved < plain, "lower with it")
 
 
 def _temperature_gap(evidence: Evidence, edition: Edition) -> Answer | None:
@@ -139,7 +139,7 @@ def _temperature_gap(evidence: Evidence, edition: Edition) -> Answer | None:
     optimal, scaled = (_by_task(study, name, "temperature") for name in ("optimal-ts", "ts"))
     gaps = optimal - scaled
     shown = ", ".join(f"{gap:.2f}" for gap in gaps)
-    return Answer(f"optimal T - TS's T by task: {shown} (holds: every task more)", bool((np.diff(gaps) > 0).all()))
+    return Answer(f"optimal T - TS's T by task: {shown}", bool((np.diff(gaps) > 0).all()), "more with every task")
 
 
 def _by_heart(evidence: Evidence, edition: Edition) -> Answer | None:
@@ -149,7 +149,7 @@ def _by_heart(evidence: Evidence, edition: Edition) -> Answer | None:
         if study is not None:
             found[learner] = 100 * float(np.mean([run.tasks[-1]["memory"]["accuracy"] for run in study.runs]))
     shown = ", ".join(f"{k.upper()} {v:.1f} %" for k, v in found.items())
-    return Answer(f"{shown} (holds: above 95)", min(found.values()) > 95) if found else None
+    return Answer(shown, min(found.values()) > 95, "above 95 %") if found else None
 
 
 def _exemplar_temperature(evidence: Evidence, edition: Edition) -> Answer | None:
@@ -163,7 +163,7 @@ def _exemplar_temperature(evidence: Evidence, edition: Edition) -> Answer | None
         return None
     right = sum(limit == 0 for limit in known)
     shown = f"T = {np.mean(known):.2f} (0 where all are right: {right} of {len(known)} seeds) against {optimal:.2f}"
-    return Answer(f"{shown}, the optimal one (holds: below half)", max(known) < 0.5 * optimal)
+    return Answer(f"{shown}, the optimal one", max(known) < 0.5 * optimal, "below half of it with every seed")
 
 
 def _limit(row: dict[str, Any] | None) -> float | None:
@@ -183,20 +183,21 @@ def _new_is_better(evidence: Evidence, edition: Edition) -> Answer | None:
             )
             found.append((learner, 100 * by_task[:-1].mean(), 100 * by_task[-1]))
     shown = "; ".join(f"{k.upper()} old {old:.1f} %, new {new:.1f} %" for k, old, new in found)
-    return Answer(shown, all(new > old for _, old, new in found)) if found else None
+    return Answer(shown, all(new > old for _, old, new in found), "new above old") if found else None
 
 
 def _reduction(learner: str, dataset: str, against_vanilla: bool) -> Ask:
     def ask(evidence: Evidence, edition: Edition) -> Answer | None:
         study = evidence.study(edition, dataset, learner)
-        ours = _mean(study, "t-cil")
         names = ["vanilla-all-data"] if against_vanilla else ["ts", "ets", "irm", "perturb-ts"]
+        study = study.having(names[0]) if study is not None else None
+        ours = _mean(study, "t-cil")
         known = {name: value for name in names if (value := _mean(study, name)) is not None}
         if ours is None or not known:
             return None
         first = min(known, key=lambda name: known[name])
         reduction = 100 * (1 - ours / known[first])
-        return Answer(f"{reduction:.1f} % ({first} {known[first]:.2f}, T-CIL {ours:.2f})", reduction > 0)
+        return Answer(f"{reduction:.1f} % ({first} {known[first]:.2f}, T-CIL {ours:.2f})", reduction > 0, "above 0")
 
     return ask
 
@@ -208,7 +209,7 @@ def _most(key: str) -> Ask:
         if len(known) < len(LEARNERS):
             return None
         shown = ", ".join(f"{k.upper()} {v:.2f}" for k, v in known.items())
-        return Answer(shown, max(known, key=lambda k: known[k]) == "der")
+        return Answer(shown, max(known, key=lambda k: known[k]) == "der", "DER's is the highest")
 
     return ask
 
@@ -222,7 +223,7 @@ def _near_optimal(evidence: Evidence, edition: Edition) -> Answer | None:
             found[learner] = (ours, oracle)
     shown = ", ".join(f"{k.upper()} {a:.1f} against {b:.1f}" for k, (a, b) in found.items())
     return (
-        Answer(f"{shown} (holds: below twice the oracle's)", all(a < 2 * b for a, b in found.values()))
+        Answer(shown, all(a < 2 * b for a, b in found.values()), "below twice the oracle's with every learner")
         if found
         else None
     )
@@ -235,7 +236,8 @@ def _policies(evidence: Evidence, edition: Edition) -> Answer | None:
     if len(known) < 4:
         return None
     shown = ", ".join(f"{k} {v:.2f}" for k, v in known.items())
-    return Answer(shown, all(known["T-CIL"] < v for k, v in known.items() if k != "T-CIL"))
+    holds = all(known["T-CIL"] < value for title, value in known.items() if title != "T-CIL")
+    return Answer(f"ECE: {shown}", holds, "T-CIL's is the lowest")
 
 
 def _magnitude_gaps(evidence: Evidence, edition: Edition) -> Answer | None:
@@ -251,7 +253,7 @@ def _magnitude_gaps(evidence: Evidence, edition: Edition) -> Answer | None:
     ours = gaps.pop("T-CIL")
     holds = all(bool((np.diff(gap) > 0).all()) and ours[-1] < gap[-1] for gap in gaps.values())
     shown = "; ".join(f"{k} {', '.join(f'{v:.4f}' for v in gap)}" for k, gap in {"T-CIL": ours, **gaps}.items())
-    return Answer(f"{shown} (holds: the others grow with every task, and end above T-CIL)", holds)
+    return Answer(shown, holds, "the others grow with every task, and end above T-CIL")
 
 
 def _memory(evidence: Evidence, edition: Edition) -> tuple[Study | None, Study | None]:
@@ -265,7 +267,8 @@ def _small_memory(evidence: Evidence, edition: Edition) -> Answer | None:
     if small is None or large is None or ours is None or vanilla is None:
         return None
     sizes = small.settings["memory"], large.settings["memory"]
-    return Answer(f"T-CIL with {sizes[0]}: {ours:.2f}; vanilla with {sizes[1]}: {vanilla:.2f}", ours < vanilla)
+    shown = f"T-CIL with {sizes[0]}: {ours:.2f}; vanilla with {sizes[1]}: {vanilla:.2f}"
+    return Answer(shown, ours < vanilla, "T-CIL's is lower")
 
 
 def _smaller_is_worse(evidence: Evidence, edition: Edition) -> Answer | None:
@@ -274,7 +277,8 @@ def _smaller_is_worse(evidence: Evidence, edition: Edition) -> Answer | None:
     a, b, c, d = values
     if a is None or b is None or c is None or d is None:
         return None
-    return Answer(f"accuracy {a:.1f} against {c:.1f}, vanilla ECE {b:.1f} against {d:.1f}", a < c and b > d)
+    shown = f"accuracy {a:.1f} against {c:.1f}, vanilla ECE {b:.1f} against {d:.1f}"
+    return Answer(shown, a < c and b > d, "both, the least size against the largest")
 
 
 def _cost(evidence: Evidence, edition: Edition) -> Answer | None:
@@ -291,8 +295,8 @@ def _cost(evidence: Evidence, edition: Edition) -> Answer | None:
         for run in study.runs
     ]
     share = f"; {100 * seconds[-1] / np.mean([t for t in training if t]):.2f} % of training" if any(training) else ""
-    shown = f"T-CIL's time against the memory: a line to within {100 * misfit:.0f} % (holds: 15){share}"
-    return Answer(shown, misfit < 0.15)
+    shown = f"T-CIL's time against the memory: a line to within {100 * misfit:.0f} %{share}"
+    return Answer(shown, misfit < 0.15, "a line to within 15 %")
 
 
 def _monotone(evidence: Evidence, edition: Edition) -> Answer | None:
@@ -308,6 +312,7 @@ def _monotone(evidence: Evidence, edition: Edition) -> Answer | None:
     return Answer(
         f"T(eps) rises throughout in {rising} of {len(curves)} cases, up to four times the magnitude",
         rising == len(curves),
+        "in all cases",
     )
 
 
@@ -321,7 +326,8 @@ def _grid_wins(evidence: Evidence, edition: Edition) -> Answer | None:
             if "t-cil" in least:
                 known += 1
                 wins += [learner.upper()] * (min(least, key=lambda name: least[name]) == "t-cil")
-    return Answer(f"T-CIL has the lowest ECE in {len(wins)} of {known} settings", len(wins) == known) if known else None
+    shown = f"T-CIL has the lowest ECE in {len(wins)} of {known} settings"
+    return Answer(shown, len(wins) == known, "in all that were run") if known else None
 
 
 def _with_validation_size(calibrator: str, key: str) -> Ask:
@@ -333,7 +339,7 @@ def _with_validation_size(calibrator: str, key: str) -> Ask:
             return None
         shown = ", ".join(f"{size}: {value:.2f}" for size, value in known)
         falls = all(late[1] < early[1] for early, late in itertools.pairwise(known))
-        return Answer(shown, falls)
+        return Answer(shown, falls, "less with every size")
 
     return ask
 
@@ -343,18 +349,20 @@ def _reserve_like_eeil(evidence: Evidence, edition: Edition) -> Answer | None:
     reserved = _mean(evidence.study(edition, "cifar100", "er", reserve=0.25), "vanilla", "accuracy")
     if er is None or eeil is None or reserved is None:
         return None
-    return Answer(f"{er - reserved:+.2f} by not reserving, {eeil - er:+.2f} by EEIL", er - reserved > 0.5 * (eeil - er))
+    shown = f"{er - reserved:+.2f} by not reserving, {eeil - er:+.2f} by EEIL"
+    return Answer(shown, er - reserved > 0.5 * (eeil - er), "above half of EEIL's")
 
 
 def _accuracy_hardly_changes(evidence: Evidence, edition: Edition) -> Answer | None:
     changes = []
     for learner in LEARNERS:
         study = evidence.study(edition, "cifar100", learner)
+        study = study.having("vanilla-all-data") if study is not None else None
         plain, calibrated = _mean(study, "vanilla-all-data", "accuracy"), _mean(study, "t-cil", "accuracy")
         if plain is not None and calibrated is not None:
             changes.append((learner, calibrated - plain))
     shown = ", ".join(f"{learner.upper()} {change:+.2f}" for learner, change in changes)
-    return Answer(f"{shown} points (holds: within 2)", all(abs(c) < 2 for _, c in changes)) if changes else None
+    return Answer(f"{shown} points", all(abs(c) < 2 for _, c in changes), "within 2 points") if changes else None
 
 
 def _improves(dataset: str, many_tasks: bool) -> Ask:
@@ -370,7 +378,8 @@ def _improves(dataset: str, many_tasks: bool) -> Ask:
         if len(found) < len(LEARNERS):
             return None
         shown = ", ".join(f"{k.upper()} {a:.1f} to {b:.1f}" for k, (a, b) in found.items())
-        return Answer(f"ECE {shown}", all((b < a) == (k != "wa") for k, (a, b) in found.items()))
+        holds = all((b < a) == (k != "wa") for k, (a, b) in found.items())
+        return Answer(f"ECE {shown}", holds, "lower with every learner but WA")
 
     return ask
 
@@ -381,7 +390,7 @@ def _perturb_ts_fails(evidence: Evidence, edition: Edition) -> Answer | None:
         return None
     rows = [run.row(task, "perturb-ts") for run in study.runs for task in range(study.n_tasks)]
     absent = sum(row is None for row in rows)
-    return Answer(f"no answer after {absent} of {len(rows)} tasks", absent > 0)
+    return Answer(f"no answer after {absent} of {len(rows)} tasks", absent > 0, "after any")
 
 
 # Claims by their key in paper.json. Those without a check describe the protocol, which the presets carry.

@@ -116,6 +116,11 @@ class Study:
                 found.setdefault(name, title)
         return dict(sorted(found.items(), key=place))
 
+    def having(self, calibrator: str) -> Study | None:
+        """The runs that have this calibrator; None where none has."""
+        runs = tuple(run for run in self.runs if calibrator in run.titles())
+        return replace(self, runs=runs) if runs else None
+
     def means(self, calibrator: str, key: str) -> list[float | None]:
         """The mean over tasks by run."""
         return [run.mean(calibrator, key) for run in self.runs]
