@@ -18,71 +18,107 @@ import numpy as np
 from tcil.calibration.storage import replace_file
 from tcil.experiments import paper
 from tcil.experiments.artifacts import ARTIFACTS
-from tcil.experiments.collect import StoredRun, read_runs, shown, studies
+from tcil.experiments.collect import Study, read_runs, shown, studies
 from tcil.experiments.evidence import Evidence
 from tcil.experiments.figures import Picture
 from tcil.experiments.grids import Cell, Grid, Row, markdown
 from tcil.experiments.schedules import editions
 from tcil.experiments.statistics import Spread
-from tcil.experiments.tables import remarks, side_by_side, summary
+from tcil.experiments.tables import percent_of, remarks, side_by_side, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, IMAGES = ROOT / "docs/results", ROOT / "docs/images/results"
 
 HEAD = """# What was reproduced here
 
-Written by `make results` (`benchmarks/results.py`) from the small JSON files under `docs/results/`; every
-number comes from a run made with this code on two shared CPU cores. Paper-scale training (200 epochs) does not
-fit there, so ours is the `short` schedule of `tcil reproduce`: 20 classes of CIFAR-100 in 5 tasks with a small
-ResNet (`cifar100-mini`), three seeds or as many as n says; ER at full size for ten epochs a task, one seed; and the
-authors' own checkpoints. Cells that were not run say so.
+Written by `make results` (`benchmarks/results.py`) from the small JSON files under `docs/results/`. What is called
+ours comes from runs made with this code on two shared CPU cores; the paper's numbers are those it prints. Paper-scale
+training (200 epochs) does not fit there, so ours is the `short` schedule of `tcil reproduce`: 20 classes of CIFAR-100
+in 5 tasks with a small ResNet (`cifar100-mini`), three seeds or as many as n says; ER at full size for ten epochs a
+task, one seed; and the authors' own checkpoints. Cells that were not run say so.
 
 ```
-tcil run --preset cifar100-mini --learner er --seeds 1,2,3 --data DIR      # and eeil, wa, der
-tcil reproduce all --schedule short --data DIR                             # all trainings below, resumable
-tcil report runs --keep docs/results/runs && make results                  # this page
+tcil reproduce all --schedule short --data DIR               # trainings of the paper's artifacts, resumable
+tcil report runs --keep docs/results/runs && make results    # this page
 ```
+
+The rows of PACT with other options, and of other policies for EEIL, WA and DER, were added by `tcil calibrate RUN
+--calibrators ...`. `cifar100-mini` was settled after five other presets on ER, seed 1, by the rule for valid evidence
+below, with T-CIL's ECE printed beside ([benchmark.md](benchmark.md)); seed 1 is one of the seeds here.
+
+Rows in italics are not ranked: they see data that the others do not, or have other options. *Optimal TS* is fitted to
+the test labels, *Optimal group TS* so for images predicted as old and as new classes apart. First-task TS keeps the
+first task's temperature, Exemplar TS is fitted to unperturbed exemplars, PACT is ours ([beyond.md](beyond.md)): it also
+corrects the preference for new classes, and so changes predictions, unless `keep_predictions` forbids it. "Vanilla, all
+data" is a second training without a validation set.
 """
 
-DIFFERENCES = """## Where ours differs from the paper, and the likely reason
-
-- **Accuracy falls faster than in the paper**: four classes a task and 30 epochs without crops instead of ten classes
-  and 200 epochs with them. The regime is the paper's: exemplars known by heart, vanilla ECE near 30 with ER.
-- **WA is no better than ER here**, in accuracy and in vanilla ECE; in the paper it is far better calibrated. Alignment
-  has nothing to do: after 30 epochs without crops the new classes' weight rows are no longer than the old ones'.
-- **T-CIL overshoots after the second task** (its temperature is above the optimal one) **and falls short after the
-  last**: the direction policy does not know how many exemplars an old class has left.
+DIFFERENCES = """- **Accuracy.** On `cifar100-mini` it is 1 to 11 points below the paper's: four classes a task, a small
+  ResNet and 30 epochs without crops. At full size ER is 19 points below: ten epochs instead of 200.
+- **The full-size run is not in the paper's regime**: its exemplars are not known by heart (table above), so vanilla is
+  less wrong than in the paper, and every baseline makes it worse.
+- **WA is hardly better than ER here**: {wa}, ER {er}. In the paper it is 8 points more accurate and has a third of ER's
+  ECE. Alignment has little to do: it scales the new classes' weight rows by {ratios} after tasks 1 to 4 (`TCIL_DATA=DIR
+  python benchmarks/alignment.py`).
+- **EEIL with T-CIL is 6 points better than in the paper**; TS, ETS and IRM agree with it. We have not found out why.
+- **T-CIL's temperature is too high after the second task** with every learner (table above), and with all but EEIL
+  too low after the last on `cifar100-mini`.
+- **A small validation set is not enough here**: with 20 images (5 a class; the paper's least is 10 a class) T-CIL's
+  ECE is more than twice that with 100 or 200.
 - **PerturbTS is mostly n/a**: with four new classes out of up to twenty, the accuracy that its noise is to reach
   is below what noise leaves on validation data that are all new. The paper reports the same for CIFAR-10.
 - **ECE by predicted group stays high with any single temperature**, the oracle's too; the paper does not report it.
 - **The spread over seeds is that of training alone**: all seeds share one division into training and validation images.
 """
+LEARNERS = ("er", "eeil", "wa", "der")
 
 
 def main() -> None:
     """Write the page and its pictures."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     runs = read_runs([RESULTS / "runs"])
-    parts = [HEAD, *mini(runs), *reproduced(runs), *full_size(), *checkpoints(), DIFFERENCES]
+    evidence = Evidence(editions("short"), runs)
+    groups = _base_studies(evidence)
+    parts = [HEAD, *regime(groups), *mini([group for group in groups if group.settings["network"] != "resnet32"])]
+    parts += [*reproduced(evidence), *two_tasks(), *checkpoints(), *differences(groups)]
     parts += ["## Where the paper contradicts itself or its code\n", *(f"- {line}" for line in paper.contradictions())]
     replace_file(ROOT / "docs/results.md", ("\n".join(parts).rstrip() + "\n").encode())
     print("docs/results.md")
 
 
-def mini(runs: Sequence[StoredRun]) -> Iterator[str]:
-    """Is the evidence valid, and all calibrators on all learners."""
-    base = [run for run in shown(runs) if _is_base(run)]
-    groups = sorted(studies(base), key=lambda s: ("er", "eeil", "wa", "der").index(s.settings["learner"]))
-    yield "## cifar100-mini: all calibrators on four learners\n"
-    er = next(group for group in groups if group.settings["learner"] == "er")
-    exemplars = [task["memory"]["accuracy"] for run in er.runs for task in run.tasks]
-    vanilla = [100 * (run.mean("vanilla", "ece") or 0) for run in er.runs]
-    hours = sum(s.get("training", 0) for run in base for s in run.environment["seconds"].values()) / 3600
+def _base_studies(evidence: Evidence) -> list[Study]:
+    """The main experiments of both editions, by learner."""
+    found = [evidence.study(edition, "cifar100", learner) for edition in evidence.editions for learner in LEARNERS]
+    return [study for study in found if study is not None]
+
+
+def _name(study: Study) -> str:
+    size = "full size" if study.settings["network"] == "resnet32" else "cifar100-mini"
+    return f"{study.settings['learner'].upper()}, {size}"
+
+
+def regime(groups: Sequence[Study]) -> Iterator[str]:
+    """Whether the evidence is of the paper's kind: exemplars known by heart, and confidences that are wrong."""
+    yield "## Is it the paper's regime?\n"
     yield (
-        f"Valid as evidence if ER knows at least 95 % of its exemplars and its vanilla ECE is at least 10: it knows"
-        f" {100 * min(exemplars):.1f} to {100 * max(exemplars):.1f} %, and its vanilla ECE is"
-        f" {min(vanilla):.1f} to {max(vanilla):.1f}. The {len(base)} trainings took {hours:.1f} core-hours.\n"
+        "Valid as evidence if, after every task, at least 95 % of the exemplars are known and vanilla ECE is at least"
+        " 10 on average. Where it is not, read the numbers as another regime, not as the paper's.\n"
     )
+    rows = []
+    for group in groups:
+        known = [100 * task["memory"]["accuracy"] for run in group.runs for task in run.tasks]
+        vanilla = percent_of(group, "vanilla", "ece")
+        assert vanilla.spread is not None
+        valid = "yes" if min(known) >= 95 and vanilla.spread.mean >= 10 else "no"
+        shown = (Cell(words=f"{min(known):.1f} to {max(known):.1f}"), vanilla, percent_of(group, "vanilla", "accuracy"))
+        rows.append(Row(_name(group), (*shown, Cell(words=valid))))
+    columns = ("learner", "exemplars known, %", "vanilla ECE, %", "accuracy, %", "valid")
+    yield markdown(Grid("As trained, with a validation set held out", columns, tuple(rows)))
+
+
+def mini(groups: Sequence[Study]) -> Iterator[str]:
+    """All calibrators on all learners."""
+    yield "## cifar100-mini: all calibrators on four learners\n"
     for key in ("ece", "aece", "ece_predicted_old", "ece_predicted_new", "accuracy"):
         yield markdown(side_by_side(groups, key))
     floors = [100 * float(np.mean([value or 0 for value in group.means("t-cil", "noise_floor")])) for group in groups]
@@ -95,29 +131,28 @@ def mini(runs: Sequence[StoredRun]) -> Iterator[str]:
     yield ""
 
 
-def reproduced(runs: Sequence[StoredRun]) -> Iterator[str]:
+def reproduced(evidence: Evidence) -> Iterator[str]:
     """The paper's artifacts beside ours."""
-    evidence = Evidence(editions("short"), runs)
-    yield "# The paper's tables, figures and claims\n"
+    yield "## The paper's tables, figures and claims\n"
     for artifact in ARTIFACTS.values():
         section = artifact.render(evidence)
-        yield f"## {section.title}\n"
+        yield f"### {section.title}\n"
         yield from (f"{line}\n" for line in section.lines)
         yield from (markdown(grid) for grid in section.grids)
         yield from (_saved(picture, f"{artifact.name}-{number}") for number, picture in enumerate(section.pictures))
         if not section.grids and not section.pictures:
-            yield "Not run on this schedule.\n"
+            yield "Not run yet.\n"
 
 
-def full_size() -> Iterator[str]:
+def two_tasks() -> Iterator[str]:
     """Two tasks each with the paper's networks: that the path holds, not what it is worth."""
     if not (RESULTS / "full-size").exists():
         return
-    yield "## The full-size path\n"
-    yield "Two tasks of ten classes with the paper's networks, for one to three epochs: the path is shown, no more.\n"
+    yield "## Two tasks with the paper's networks\n"
+    yield "Ten classes a task, for one to three epochs: that the path holds, no more.\n"
     for study in studies(shown(read_runs([RESULTS / "full-size"]))):
         s = study.settings
-        yield f"{s['network']}, {s['epochs']} epochs, memory {s['memory']}, validation {s['validation']}.\n"
+        yield f"{s['network']}, epochs a task: {s['epochs']}, memory {s['memory']}, validation {s['validation']}.\n"
         yield markdown(summary(study))
 
 
@@ -145,14 +180,41 @@ def checkpoints() -> Iterator[str]:
     yield "## The authors' checkpoints\n"
     yield (
         "Their ER networks of CIFAR-100 (seed 1, validation size 100), full size, 200 epochs. `TCIL_DATA=DIR python"
-        " benchmarks/checkpoints.py`, and with `--sgd 10` for the row with their SGD.\n"
+        " benchmarks/checkpoints.py`, and with `--sgd 10` for the row with their SGD. Single tasks of their notebook"
+        " are not reproduced: with their solver ours are off by up to 3 points, far more than ten seeds of it spread,"
+        " though the means are close, which may be chance. We do not know what else differs.\n"
     )
     yield markdown(Grid("ECE, %", ("method", *(f"task {task}" for task in tasks), "mean"), tuple(rows)))
 
 
-def _is_base(run: StoredRun) -> bool:
-    base = editions("short")[0].settings("cifar100", run.settings["learner"], run.seed)
-    return base is not None and run.settings_key == base.key
+def differences(groups: Sequence[Study]) -> Iterator[str]:
+    """What is unlike the paper, each with the numbers of this page that show it, and what may be the reason."""
+    ratios = json.loads((RESULTS / "alignment.json").read_text())["old_over_new"]
+    by_name = {_name(group): group for group in groups}
+    yield "## Where ours differs from the paper, and the likely reason\n"
+    yield markdown(_temperatures(groups))
+    yield DIFFERENCES.format(
+        ratios=", ".join(f"{ratio:.2f}" for ratio in ratios),
+        wa=_two(by_name["WA, cifar100-mini"]),
+        er=_two(by_name["ER, cifar100-mini"]),
+    )
+
+
+def _two(group: Study) -> str:
+    ece, accuracy = (percent_of(group, "vanilla", key).text() for key in ("ece", "accuracy"))
+    return f"{ece} % ECE, {accuracy} % accuracy"
+
+
+def _temperatures(groups: Sequence[Study]) -> Grid:
+    """T-CIL's temperature over the optimal one, by task."""
+    rows, longest = [], max(group.n_tasks for group in groups)
+    for group in groups:
+        both = [[run.values(name, "temperature") for run in group.runs] for name in ("t-cil", "optimal-ts")]
+        ours, optimal = (np.array(values, dtype=float).mean(axis=0) for values in both)
+        cells = [Cell(Spread(float(ratio), 0.0, 1)) for ratio in ours / optimal]
+        rows.append(Row(_name(group), (*cells, *[Cell(words="")] * (longest - len(cells)))))
+    columns = ("learner", *(f"task {task}" for task in range(longest)))
+    return Grid("T-CIL's temperature over the optimal one", columns, tuple(rows))
 
 
 def _saved(picture: Picture, name: str) -> str:

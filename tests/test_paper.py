@@ -208,12 +208,22 @@ def test_what_is_said_about_the_tables():
 
 def test_claims_have_text_place_and_values():
     for name, claim in paper.claims().items():
-        assert set(claim) <= {"text", "where", "values", "derived", "compared", "reproduced_by"}, name
+        assert set(claim) <= {"text", "where", "values", "printed", "derived", "compared", "reproduced_by"}, name
         assert claim["text"], name
         assert re.search(r"lines? \d", claim["where"]), name
         for value in claim["values"].values():
             assert all(isinstance(number, int | float) for number in (value if isinstance(value, list) else [value]))
+        values = [v if isinstance(v, list) else [v] for v in claim["values"].values()]
+        printed = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", claim.get("printed", ""))}
+        assert printed <= {float(number) for numbers in values for number in numbers}, name
     assert len(paper.contradictions()) == len(set(paper.contradictions()))
+    claimed = paper.claims()
+    assert list(paper.VALIDATION_SIZES) == claimed["ece_falls_with_validation_size"]["values"]["sizes"]
+    sizes = {
+        "cifar100": claimed["memory_sizes"]["values"]["cifar100"],
+        "tiny-imagenet": claimed["memory_sizes"]["values"]["tiny"],
+    }
+    assert {name: list(sizes) for name, sizes in paper.MEMORY_SIZES.items()} == sizes
 
 
 def test_claims_are_copies():

@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from tcil.experiments import claims, collect, grids, paper, tables
+from tcil.experiments import checks, claims, collect, grids, paper, tables
 from tcil.experiments.artifacts import ARTIFACTS, all_needs, artifacts_named
 from tcil.experiments.cli import app
 from tcil.experiments.evidence import Evidence
@@ -35,9 +35,9 @@ def command(*words):
     return outcome.output
 
 
-def stored(settings, errors):
+def stored(settings, errors, accuracy=0.5):
     """A finished run of two tasks in which each calibrator has the same error after both."""
-    row = {"block": "ranked", "accuracy": 0.5}
+    row = {"block": "ranked", "accuracy": accuracy}
     rows = {name: row | {"title": name, "ece": error, "aece": error} for name, error in errors.items()}
     return collect.StoredRun(Path("none"), settings.model_dump(mode="json"), [{"calibrators": rows}] * 2, {})
 
@@ -187,7 +187,8 @@ class TestReport:
         places = ["--schedule", "mini", "--out", tmp_path / "runs", "--report", tmp_path / "report"]
         command("run", "--calibrators", "vanilla", "--set", "epochs=1", "--no-full-data", "--out", tmp_path / "runs")
         output = command("reproduce", "policies", *places, "--set", "epochs=1", "--dry-run")
-        assert "1 trainings to run" in output
+        assert "0 trainings to run" in output
+        assert "to calibrate" in output
         command("reproduce", "claims", *places, "--set", "epochs=1", "--render")
 
     def test_hostile_names_are_escaped(self, runs, tmp_path):
@@ -376,21 +377,52 @@ class TestReproduce:
         (grid,) = ARTIFACTS["baselines"].render(evidence).grids
         rows = {row.label: row.cells[3] for row in grid.rows}
         assert grid.title.endswith("n = 3")
-        assert rows["Vanilla (all data) (n = 1)"].text() == "30.00"
+        assert rows["Vanilla (all data)"].text() == "30.00 (n = 1)"
         assert rows["TS"].text() == "22.00 ± 0.82"
         assert rows["T-CIL"].bold
         assert rows["IRM"].text() == "not run"
         assert sum(note.startswith("Bold") for note in grid.notes) == 1
         (one,) = ARTIFACTS["baselines"].render(Evidence([edition], runs[:1])).grids
         assert not any(note.startswith("Bold") for note in one.notes)
-        claim = claims._reduction("er", "cifar100", against_vanilla=True)(evidence, edition)
-        assert claim.ours == "80.0 % (vanilla-all-data 30.00, T-CIL 6.00)"  # seed 1 alone has both
+        side = {row.label: row.cells[0].text() for row in tables.side_by_side([collect.Study(tuple(runs))], "ece").rows}
+        assert side == {"vanilla-all-data": "30.00 (n = 1)", "ts": "22.00 ± 0.82", "t-cil": "7.00 ± 0.82"}
+        answer = checks.CHECKS["accuracy_hardly_changes"].ask(evidence, edition)
+        assert (answer.ours, answer.n) == ("ER on CIFAR-100 +0.00 points", 1)  # seed 1 alone has both
+        assert answer.verdict == "in part"
+
+    def test_what_is_compared_has_the_same_seeds(self):
+        (edition, *_) = editions("short")
+        runs = [stored(edition.settings("cifar100", "er", seed), {"vanilla": 0.3}, 0.5 + seed / 10) for seed in (1, 2)]
+        runs.append(stored(edition.settings("cifar100", "er", 2, reserve=0.25), {"vanilla": 0.3}, 0.6))
+        answer = checks.CHECKS["reserve_costs_accuracy"].ask(Evidence([edition], runs), edition)
+        assert (answer.ours, answer.n) == ("60.00 % with the reserve, 70.00 % without", 1)
+        assert checks.CHECKS["reserve_costs_accuracy"].ask(Evidence([edition], runs[::2]), edition) is None
+
+    @pytest.mark.parametrize(("tcil", "verdict"), [(0.2, "in part"), (0.4, "no")])
+    def test_verdicts(self, tcil, verdict):
+        (edition, *_) = editions("short")
+        errors = {"vanilla": 0.3, "t-cil": tcil}
+        runs = [stored(edition.settings("cifar100", learner, 1), errors) for learner in ("er", "eeil", "wa", "der")]
+        answer = checks.CHECKS["wa_on_tiny_is_the_exception"].ask(Evidence([edition], runs), edition)
+        assert answer.verdict == verdict
 
     def test_every_claim_says_by_what_rule_it_holds(self, tmp_path):
         kept = Path(__file__).parents[1] / "docs/results/runs"
         grid = claims.claims_grid(Evidence(editions("short"), collect.read_runs([kept])))
-        assert {row.cells[3].words for row in grid.rows} == {"yes", "no", "-"}
-        assert all(bool(row.cells[4].words) == (row.cells[3].words != "-") for row in grid.rows)
+        told = {column: [row.cells[place].words for row in grid.rows] for place, column in enumerate(grid.columns[1:])}
+        assert set(told["holds"]) == {"yes", "no", "in part", "-"}
+        assert all(told["counts as holding if"])
+        ours = [k for k, where in enumerate(told["where"]) if where != "the paper's own table"]
+        assert all(
+            (told["seeds"][k] == "") == (told["ours"][k] == "not run") == (told["holds"][k] == "-") for k in ours
+        )
+
+    def test_an_all_data_training_that_is_there_is_not_planned_again(self, tmp_path):
+        places = ["--schedule", "mini", "--out", tmp_path, *QUICK]
+        command("run", "--seeds", "1", *QUICK, "--no-full-data", "--out", tmp_path)
+        assert "to calibrate" in command("reproduce", "baselines", *places, "--dry-run")
+        command("run", "--seeds", "1", *QUICK, "--set", "validation=0", "--set", "validation_pool=0", "--out", tmp_path)
+        assert "0 trainings to run" in command("reproduce", "baselines", *places, "--dry-run")
 
     @pytest.mark.timeout(900)
     def test_everything_on_digits(self, tmp_path):

@@ -20,10 +20,7 @@ from tcil.experiments.settings import RunSettings
 from tcil.experiments.statistics import Spread
 from tcil.experiments.tables import COLUMNS, best, percent
 
-DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
-POLICIES = {"t-cil-random": "random", "t-cil-closest": "closest", "t-cil-farthest": "farthest"}
-MEMORY_SIZES = {"cifar100": (500, 1000, 1500, 2000), "tiny-imagenet": (1000, 2000, 3000, 4000)}
-VALIDATION_SIZES = (100, 300, 500, 700, 1000)
+OTHER_POLICIES = {f"t-cil-{policy}": policy for policy in paper.POLICIES if policy != "paper"}
 
 
 @dataclass(frozen=True)
@@ -89,17 +86,17 @@ def all_needs(artifacts: Sequence[Artifact], editions: Sequence[Edition]) -> lis
 
 
 def _our_name(calibrator: str) -> str:
-    return f"t-cil[policy={POLICIES[calibrator]}]" if calibrator in POLICIES else calibrator
+    return f"t-cil[policy={OTHER_POLICIES[calibrator]}]" if calibrator in OTHER_POLICIES else calibrator
 
 
-def _label(row: paper.PaperRow) -> str:
+def _label(row: paper.PaperRow, study: Study | None) -> str:
     titles = {
         "vanilla-all-data": "Vanilla (all data)", "ts": "TS", "ets": "ETS", "irm": "IRM", "perturb-ts": "PerturbTS",
-        "t-cil": "T-CIL", "t-cil-random": "random class", "t-cil-closest": "closest class only",
-        "t-cil-farthest": "farthest class only",
+        "t-cil": "T-CIL", **{name: paper.POLICIES[policy] for name, policy in OTHER_POLICIES.items()},
     }  # fmt: skip
     if row.table == "validation":
-        return f"validation {row.validation}"
+        ours = study.settings["validation"] if study is not None else row.validation
+        return f"validation {row.validation}" + (f" (ours {ours})" if ours != row.validation else "")
     if row.table in ("grid", "compatibility", "tasks20"):
         return f"{row.learner.upper()}: {titles[row.calibrator]}"
     return titles[row.calibrator]
@@ -115,15 +112,18 @@ def _paper_table(table: str) -> Callable[[Evidence], Section]:
     """Ours, the paper's, and the difference, for each dataset and edition."""
 
     def render(evidence: Evidence) -> Section:
-        grids, missing = [], []
+        grids, missing, unrun = [], [], []
         for dataset in dict.fromkeys(row.dataset for row in paper.rows(table)):
             rows = [row for row in paper.rows(table) if row.dataset == dataset]
             run = [e for e in evidence.editions if any(_our_study(evidence, e, row) for row in rows)]
             grids += [_against_paper(evidence, edition, dataset, rows) for edition in run]
             if not run:
+                unrun.append(dataset)
                 missing.append(_against_paper(evidence, None, dataset, rows))
         more: dict[str, Sequence[Grid]] = {"Not run: the paper's numbers alone": missing} if missing else {}
-        return Section(ARTIFACTS[table].title, ARTIFACTS[table].notes, grids, more=more)
+        named = [paper.DATASETS[name] for name in unrun]
+        lines = [*ARTIFACTS[table].notes, *([f"{' and '.join(named)}: not run."] if named else [])]
+        return Section(ARTIFACTS[table].title, lines, grids, more=more)
 
     return render
 
@@ -141,6 +141,7 @@ def _against_paper(evidence: Evidence, edition: Edition | None, dataset: str, ro
     lines = []
     for row, study in zip(rows, studies, strict=True):
         name = _our_name(row.calibrator)
+        fewer = f"n = {len(study.runs)}" if study is not None and len(study.runs) < most else ""
         cells: list[Cell] = []
         for key in keys:
             printed = row.figures[key]
@@ -148,18 +149,19 @@ def _against_paper(evidence: Evidence, edition: Edition | None, dataset: str, ro
             ours = Cell(words="not run")
             if study is not None:
                 bold = key == "ece" and winners.get(row.learner) == name
-                ours = percent(study.means(name, key), bold)
+                ours = replace(percent(study.means(name, key), bold), note=fewer)
             difference = Cell(words="")
             if ours.spread is not None and printed is not None:
                 difference = Cell(Spread(ours.spread.mean - printed[0], 0.0, 1), signed=True)
             cells += [ours, theirs, difference]
-        label = _label(row) + (f" (n = {len(study.runs)})" if study and len(study.runs) < most else "")
-        lines.append(Row(label, tuple(cells), row.learner if len({r.learner for r in rows}) > 1 else ""))
+        lines.append(Row(_label(row, study), tuple(cells), row.learner if len({r.learner for r in rows}) > 1 else ""))
     title = f"ours: {edition.title}, n = {most}" if edition else "not run"
     notes = ["Mean over tasks, %, ± standard deviation over seeds. The paper's: five seeds, 200 epochs a task."]
+    pools = {(s["validation_pool"], s["validation"]) for s in (study.settings for study in studies if study)}
+    notes += [f"Of {pool} images held out, {used} are used for validation." for pool, used in pools if pool > used]
     if any(winners.values()):
         notes.append("Bold: the lowest ECE of a learner's rows that have every seed, by the paired 95 % intervals.")
-    return Grid(f"{DATASETS[dataset]}; {title}", tuple(columns), tuple(lines), tuple(notes))
+    return Grid(f"{paper.DATASETS[dataset]}; {title}", tuple(columns), tuple(lines), tuple(notes))
 
 
 def _told(evidence: Evidence, edition: Edition, row: paper.PaperRow) -> Study | None:
@@ -195,7 +197,7 @@ def _by_study(name: str, draw: Draw) -> Callable[[Evidence], Section]:
             ]
             pictures += [picture for picture in drawn if picture is not None]
             if not any(drawn):
-                missing.append(f"{learner.upper()} on {DATASETS[dataset]} was not run.")
+                missing.append(f"{learner.upper()} on {paper.DATASETS[dataset]} was not run.")
         return Section(ARTIFACTS[name].title, [*ARTIFACTS[name].notes, *missing], pictures=pictures)
 
     return render
@@ -204,7 +206,7 @@ def _by_study(name: str, draw: Draw) -> Callable[[Evidence], Section]:
 def _titled(picture: Picture | None, edition: Edition, dataset: str, learner: str) -> Picture | None:
     if picture is None:
         return None
-    where = f"{learner.upper()} on {DATASETS[dataset]}, ours: {edition.title}"
+    where = f"{learner.upper()} on {paper.DATASETS[dataset]}, ours: {edition.title}"
     return Picture(picture.svg, f"{picture.caption} {where}.", f"{where}. {picture.words}")
 
 
@@ -216,19 +218,19 @@ def _ece_progression(evidence: Evidence) -> Section:
             studies = [study for study in found.values() if study is not None]
             if studies:
                 drawn = paper_figures.progression(studies)
-                where = f"{DATASETS[dataset]}, ours: {edition.title}"
+                where = f"{paper.DATASETS[dataset]}, ours: {edition.title}"
                 pictures.append(Picture(drawn.svg, f"{drawn.caption} {where}.", f"{where}. {drawn.words}"))
                 missing += [
                     f"{k.upper()}: not run ({where})." for k, s in found.items() if s is None and k in edition.learners
                 ]
         if not any(evidence.study(e, dataset, "er") for e in evidence.editions):
-            missing.append(f"{DATASETS[dataset]} was not run.")
+            missing.append(f"{paper.DATASETS[dataset]} was not run.")
     return Section(ARTIFACTS["ece-progression"].title, missing, pictures=pictures)
 
 
 def _memory_sizes(evidence: Evidence) -> Section:
     pictures, missing = [], []
-    for dataset, sizes in MEMORY_SIZES.items():
+    for dataset, sizes in paper.MEMORY_SIZES.items():
         drawn = False
         for edition in evidence.editions:
             found = [(size, evidence.study(edition, dataset, "er", memory=size, validation=100)) for size in sizes]
@@ -238,9 +240,10 @@ def _memory_sizes(evidence: Evidence) -> Section:
                 picture = paper_figures.against_size(known, "memory size")
                 pictures.append(_titled(picture, edition, dataset, "er"))
             if known and len(known) < len(sizes):
-                missing.append(f"{len(sizes) - len(known)} memory sizes were not run ({edition.title}).")
+                absent = [str(size) for size, study in found if study is None]
+                missing.append(f"The paper's sizes {', '.join(absent)} were not run ({edition.title}).")
         if not drawn:
-            missing.append(f"{DATASETS[dataset]} was not run.")
+            missing.append(f"{paper.DATASETS[dataset]} was not run.")
     return Section(ARTIFACTS["memory-size"].title, missing, pictures=[p for p in pictures if p is not None])
 
 
@@ -248,7 +251,7 @@ def _validation_table(evidence: Evidence) -> Section:
     section = _paper_table("validation")(evidence)
     pictures = []
     for edition in evidence.editions:
-        found = [evidence.study(edition, "cifar100", "er", validation=size) for size in VALIDATION_SIZES]
+        found = [evidence.study(edition, "cifar100", "er", validation=size) for size in paper.VALIDATION_SIZES]
         known = [(study.settings["validation"], study) for study in found if study is not None]
         if len(known) > 1:
             picture = _titled(paper_figures.against_size(known, "validation size"), edition, "cifar100", "er")
@@ -262,7 +265,7 @@ def _claims(evidence: Evidence) -> Section:
 
 def _table(name: str, title: str, full_data: bool = False, notes: Sequence[str] = ()) -> Artifact:
     rows = paper.rows(name)
-    calibrators = tuple(dict.fromkeys(_our_name(row.calibrator) for row in rows if row.calibrator in POLICIES))
+    calibrators = tuple(dict.fromkeys(_our_name(row.calibrator) for row in rows if row.calibrator in OTHER_POLICIES))
     wanted = {
         repr((row.dataset, row.learner, _variation(row))): Wanted(
             row.dataset, row.learner, _variation(row), calibrators, full_data
@@ -278,17 +281,17 @@ _ER, _ER_ON_TINY, _DER = (Wanted("cifar100", "er"), Wanted("tiny-imagenet", "er"
 _ER_ANALYSED = replace(_ER, analysis=True)
 _MEMORY = [
     Wanted(dataset, "er", {"memory": size, "validation": 100})
-    for dataset, sizes in MEMORY_SIZES.items()
+    for dataset, sizes in paper.MEMORY_SIZES.items()
     for size in sizes
 ]
 _LEARNERS = [Wanted(dataset, learner) for dataset in ("cifar100", "tiny-imagenet") for learner in LEARNERS]
 _CLAIMED = [
-    replace(_ER_ANALYSED, calibrators=tuple(map(_our_name, POLICIES))),
+    replace(_ER_ANALYSED, calibrators=tuple(map(_our_name, OTHER_POLICIES))),
     *(Wanted("cifar10", learner) for learner in LEARNERS),
     *(replace(one, full_data=one.dataset == "cifar100" or one.learner == "der") for one in _LEARNERS),
-    *(Wanted("cifar100", learner, {"many_tasks": True}) for learner in LEARNERS),
-    *(Wanted("cifar100", "er", {"validation": size}) for size in VALIDATION_SIZES),
-    *(one for one in _MEMORY if one.dataset == "cifar100"),
+    *(replace(one, variation={"many_tasks": True}) for one in _LEARNERS),
+    *(Wanted("cifar100", "er", {"validation": size}) for size in paper.VALIDATION_SIZES),
+    *_MEMORY,
     replace(_ER, variation={"reserve": 0.25}),
 ]
 

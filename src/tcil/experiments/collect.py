@@ -117,13 +117,21 @@ class Study:
         return dict(sorted(found.items(), key=place))
 
     def having(self, calibrator: str) -> Study | None:
-        """The runs that have this calibrator; None where none has."""
-        runs = tuple(run for run in self.runs if calibrator in run.titles())
+        """The runs that have tried this calibrator; None where none has."""
+        runs = tuple(run for run in self.runs if any(calibrator in task["calibrators"] for task in run.tasks))
         return replace(self, runs=runs) if runs else None
 
     def means(self, calibrator: str, key: str) -> list[float | None]:
         """The mean over tasks by run."""
         return [run.mean(calibrator, key) for run in self.runs]
+
+
+def same_seeds(studies: Sequence[Study]) -> list[Study]:
+    """The studies with those seeds only that all of them have; none where they share no seed."""
+    shared = set.intersection(*({run.seed for run in study.runs} for study in studies)) if studies else set()
+    if not shared:
+        return []
+    return [replace(study, runs=tuple(run for run in study.runs if run.seed in shared)) for study in studies]
 
 
 def read_runs(paths: Iterable[Path]) -> list[StoredRun]:

@@ -23,6 +23,7 @@ class Cell:
     bold: bool = False
     digits: int = 2
     signed: bool = False
+    note: str = ""
 
     def text(self, plus_minus: str = "±") -> str:
         """The value, with its deviation where there are several seeds."""
@@ -30,7 +31,8 @@ class Cell:
             return self.words
         sign = "+" if self.signed else ""
         shown = f"{self.spread.mean:{sign}.{self.digits}f}"
-        return shown if self.spread.n < 2 else f"{shown} {plus_minus} {self.spread.std:.{self.digits}f}"
+        shown += f" {plus_minus} {self.spread.std:.{self.digits}f}" if self.spread.n > 1 else ""
+        return f"{shown} ({self.note})" if self.note else shown
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,12 @@ from typing import Any
 from tcil.calibration.errors import invalid, unknown_name
 
 FIGURES = ("accuracy", "ece", "aece")
+DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
+POLICIES = {
+    "paper": "T-CIL", "random": "random class", "closest": "closest class only", "farthest": "farthest class only"
+}  # fmt: skip
+MEMORY_SIZES = {"cifar100": (500, 1000, 1500, 2000), "tiny-imagenet": (1000, 2000, 3000, 4000)}
+VALIDATION_SIZES = (100, 300, 500, 700, 1000)
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def find(
 
 
 def claims() -> dict[str, dict[str, Any]]:
-    """What the text says in numbers: `text`, `where` and the printed `values`; what we computed is under `derived`.
+    """What the text says: `text`, `where`, the `values` it prints (`printed`, as words); `derived` is what we computed.
 
     >>> claims()["reduction_cifar100"]["values"]
     {'reduction': 65.2}

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from tcil.experiments import paper
 from tcil.experiments.collect import Study
 from tcil.experiments.figures import MARKERS, Picture, by_task_curves, colour, drawing, picture
 
 POLICY_COLOURS = {"paper": "#d62728", "random": "#7f7f7f", "closest": "#1f77b4", "farthest": "#e0a030"}
-POLICY_TITLES = {
-    "paper": "T-CIL", "random": "random class", "closest": "closest class only", "farthest": "farthest class only"
-}  # fmt: skip
 
 
 def temperature_bias(study: Study) -> Picture | None:
@@ -54,7 +52,7 @@ def epsilon_gap(study: Study) -> Picture | None:
     with drawing(height=3.0) as (figure, axes):
         axis: Axes = axes[0, 0]
         tasks = [task["task"] for task in analyses[0]["tasks"]]
-        for index, (policy, title) in enumerate(POLICY_TITLES.items()):
+        for index, (policy, title) in enumerate(paper.POLICIES.items()):
             gaps = np.array([[_number(task["epsilon"][policy]["gap"]) for task in a["tasks"]] for a in analyses])
             mean = np.ma.masked_invalid(gaps).mean(axis=0).filled(np.nan)
             axis.plot(
@@ -128,7 +126,7 @@ def progression(studies: Sequence[Study]) -> Picture:
             axis.set_ylim(0, 1.05 * top)
         axes[0, 0].set_ylabel("ECE, %")
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
-        return picture(figure, "ECE by task; bands: the range over seeds.", "; ".join(words))
+        return picture(figure, f"ECE by task{_spread(studies, 'bands')}.", "; ".join(words))
 
 
 def against_size(known: Sequence[tuple[int, Study]], label: str) -> Picture:
@@ -151,11 +149,22 @@ def against_size(known: Sequence[tuple[int, Study]], label: str) -> Picture:
                     sizes, mean, yerr=spread, color=colour(name), marker=MARKERS[index], markersize=4, label=title,
                     capsize=3, linestyle="--" if name == "optimal-ts" else "-",
                 )  # fmt: skip
-                words.append(f"{key} {title}: " + ", ".join(f"{s}: {m:.1f}" for s, m in zip(sizes, mean, strict=True)))
+                pairs = ", ".join(f"{m:.1f} at {s}" for s, m in zip(sizes, mean, strict=True))
+                words.append(f"{'ECE' if key == 'ece' else key} of {title}: {pairs}")
             axis.set(xlabel=label, xticks=sizes, ylabel="ECE, %" if key == "ece" else "accuracy, %")
         axes[0, 0].set_ylim(bottom=0)
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
-        return picture(figure, f"Against the {label}; bars: the range over seeds.", "; ".join(words))
+        return picture(
+            figure, f"Against the {label}{_spread([study for _, study in known], 'bars')}.", "; ".join(words)
+        )
+
+
+def _spread(studies: Sequence[Study], mark: str) -> str:
+    """What bands or bars show: the range over seeds, if there are several."""
+    counts = sorted({len(study.runs) for study in studies})
+    if counts == [1]:
+        return "; one seed"
+    return f"; {mark}: the range over {' or '.join(map(str, counts))} seeds"
 
 
 def _number(value: Any) -> float:

@@ -59,7 +59,7 @@ def reproduce(
         missing = [need for need in needs if not _satisfied(need, known.get(need.settings.key))]
         _fulfil_all(missing, out, data, device, resources, console)
         known = _finished(out, kept)
-    evidence = Evidence(editions, list(known.values()))
+    evidence = Evidence(editions, [run for run in known.values() if run.complete])
     sections = [artifact.render(evidence) for artifact in artifacts]
     grids = [grid for section in sections for grid in section.grids]
     for grid in grids:
@@ -72,12 +72,13 @@ def reproduce(
 
 
 def _finished(out: Path, kept: Sequence[Path]) -> dict[str, StoredRun]:
-    """Runs that are there, by the hash of their settings; run folders before kept copies."""
+    """Runs that are there, by the hash of their settings; complete ones first, and run folders before kept copies."""
     found: dict[str, StoredRun] = {}
     for place in (out, *kept):
         for run in read_runs([place]) if any_runs(place) else []:
-            if run.settings_key is not None and run.complete:
-                found.setdefault(run.settings_key, run)
+            key = run.settings_key
+            if key is not None and (key not in found or (run.complete and not found[key].complete)):
+                found[key] = run
     return found
 
 
@@ -91,7 +92,7 @@ def _standings(needs: Sequence[Need], known: dict[str, StoredRun]) -> list[tuple
         found[need.settings.key] = need.settings, standing
         if need.full_data:
             second = need.settings.on_all_data()
-            there = ready or second.key in known
+            there = second.key in known or (run is not None and "vanilla-all-data" in run.titles())
             found.setdefault(second.key, (second, Standing.FINISHED if there else Standing.MISSING))
     return list(found.values())
 

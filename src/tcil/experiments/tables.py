@@ -22,7 +22,9 @@ COLUMNS = {
     "ece_predicted_new": "ECE new",
     "noise_floor": "floor",
 }
+BASELINES = ("ts", "ets", "irm", "perturb-ts")  # the paper's, besides vanilla
 ERRORS = ("ece", "aece", "ece_predicted_old", "ece_predicted_new")  # the lower the better
+_NUMBER = r"\d+(?:\.\d+)?"
 MEANING = {
     "accuracy": "accuracy",
     "ece": "expected calibration error (10 bins)",
@@ -31,6 +33,15 @@ MEANING = {
     "ece_predicted_new": "ECE of images predicted as new classes",
     "noise_floor": "the ECE that a perfectly calibrated model would score by chance",
 }
+
+
+def percent_of(study: Study, name: str, key: str, bold: bool = False) -> Cell:
+    """A calibrator's mean over tasks, over the seeds that have it; 'n = 1' and so on where some have not."""
+    own = study.having(name)
+    if own is None:
+        return Cell(words="not run")
+    cell = percent(own.means(name, key), bold)
+    return cell if len(own.runs) == len(study.runs) else replace(cell, note=f"n = {len(own.runs)}")
 
 
 def percent(values: Sequence[float | None], bold: bool = False) -> Cell:
@@ -60,7 +71,7 @@ def summary(study: Study) -> Grid:
     rows = [
         Row(
             title,
-            tuple(percent(study.means(name, key), winner.get(key) == name) for key in COLUMNS),
+            tuple(percent_of(study, name, key, winner.get(key) == name) for key in COLUMNS),
             block,
             block != "ranked",
         )
@@ -80,10 +91,17 @@ def remarks(study: Study) -> list[str]:
                 for reason in reasons if row["block"] == "ranked" else ():
                     short = re.sub(r"\w+ has no temperature \(n/a\): ", "", reason).partition(";")[0]
                     said = f"{row['title']}: {short}"
-                    # Numbers differ from task to task: the first stands for all.
-                    found.setdefault(re.sub(r"\d[\d.]*", "", said), []).append(said)
+                    found.setdefault(re.sub(_NUMBER, "", said), []).append(said)
     total = sum(len(run.tasks) for run in study.runs)
-    return [f"{reasons[0]} ({len(reasons)} of {total} tasks)." for reasons in found.values()]
+    return [f"{_ranged(reasons)} ({len(reasons)} of {total} tasks)." for reasons in found.values()]
+
+
+def _ranged(alike: Sequence[str]) -> str:
+    """Sentences that differ in their numbers only, as one: where numbers differ, their range."""
+    columns = zip(*(re.findall(_NUMBER, said) for said in alike), strict=True)
+    spans = [sorted(set(column), key=float) for column in columns]
+    shown = iter(span[0] if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
+    return re.sub(_NUMBER, lambda _: next(shown), alike[0])
 
 
 def _verdicts(row: Mapping[str, Any]) -> list[str]:
@@ -96,9 +114,9 @@ def by_task(study: Study, key: str) -> Grid:
     """One figure by task, and its mean, for every calibrator."""
     rows = []
     for name, (title, block) in study.titles().items():
-        by_run = [run.values(name, key) for run in study.runs]
+        by_run = [run.values(name, key) for run in (study.having(name) or study).runs]
         cells = [percent(values) for values in zip(*by_run, strict=True)]
-        rows.append(Row(title, (*cells, percent(study.means(name, key))), block, block != "ranked"))
+        rows.append(Row(title, (*cells, percent_of(study, name, key)), block, block != "ranked"))
     columns = ("after task", *(str(task["task"]) for task in study.runs[0].tasks), "mean")
     if key == "ece_predicted_old":  # after the first task nothing is old
         rows = [replace(row, cells=(Cell(words="-"), *row.cells[1:])) for row in rows]
@@ -171,7 +189,7 @@ def side_by_side(studies: Sequence[Study], key: str) -> Grid:
     rows = [
         Row(
             title,
-            tuple(percent(study.means(name, key), won == name) for study, won in zip(studies, winner, strict=True)),
+            tuple(percent_of(study, name, key, won == name) for study, won in zip(studies, winner, strict=True)),
             block,
             block != "ranked",
         )
@@ -179,7 +197,9 @@ def side_by_side(studies: Sequence[Study], key: str) -> Grid:
     ]
     seeds = sorted({len(study.runs) for study in studies})
     counts = " or ".join(map(str, seeds)) + (" seed" if seeds == [1] else " seeds")
-    note = f"{counts}; mean ± standard deviation. Bold: better than every other ranked row by the paired 95 % interval."
+    note = f"{counts}; mean ± standard deviation."
+    if any(winner):
+        note += " Bold: better than every other ranked row with all seeds, by the paired 95 % intervals."
     return Grid(
         f"{COLUMNS[key]}: {MEANING[key]}; mean over tasks, %",
         ("calibrator", *(study.title for study in studies)),
