@@ -155,7 +155,8 @@ def _against_paper(evidence: Evidence, edition: Edition | None, dataset: str, ro
                 difference = Cell(Spread(ours.spread.mean - printed[0], 0.0, 1), signed=True)
             cells += [ours, theirs, difference]
         lines.append(Row(_label(row, study), tuple(cells), row.learner if len({r.learner for r in rows}) > 1 else ""))
-    title = f"ours: {edition.title}, n = {most}" if edition else "not run"
+    tasks = " or ".join(sorted({str(study.n_tasks) for study in studies if study}))
+    title = f"ours: {edition.title}, {tasks} tasks, n = {most}" if edition else "not run"
     notes = ["Mean over tasks, %, ± standard deviation over seeds. The paper's: five seeds, 200 epochs a task."]
     pools = {(s["validation_pool"], s["validation"]) for s in (study.settings for study in studies if study)}
     notes += [f"Of {pool} images held out, {used} are used for validation." for pool, used in pools if pool > used]

@@ -18,7 +18,7 @@ def claims_grid(evidence: Evidence) -> Grid:
         if key not in CHECKS:
             continue
         check, printed = CHECKS[key], claim.get("printed", IN_WORDS)
-        answers = [(edition.title, check.ask(evidence, edition)) for edition in evidence.editions]
+        answers = [(edition.name, check.ask(evidence, edition)) for edition in evidence.editions]
         told = [pair for pair in answers if pair[1] is not None] or [("", None)]
         rows += [_row(claim["text"], printed, title, answer, check.rule) for title, answer in told]
         if "compared" in claim:

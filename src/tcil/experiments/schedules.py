@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tcil.calibration.errors import unknown_name
@@ -22,7 +22,8 @@ class Edition:
     sizes or tasks.
     """
 
-    title: str
+    name: str
+    detail: str
     seeds: tuple[int, ...]
     presets: Mapping[str, Mapping[str, Any]]
     learners: tuple[str, ...] = LEARNERS
@@ -31,6 +32,11 @@ class Edition:
     validation_scale: float = 1.0
     base_only: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The name, and what it stands for."""
+        return f"{self.name} ({self.detail})"
 
     def settings(
         self,
@@ -62,23 +68,24 @@ class Edition:
 SCHEDULES: dict[str, tuple[Edition, ...]] = {
     "mini": (
         Edition(
-            "noisy digits", (1,), {"cifar100": {"preset": "digits"}}, many_tasks=(2, 1, 1, 1, 1, 1, 1, 1, 1),
-            memory_scale=0.05, validation_scale=0.08,
+            "noisy digits", "10 classes, 30 epochs", (1,), {"cifar100": {"preset": "digits"}},
+            many_tasks=(2, 1, 1, 1, 1, 1, 1, 1, 1), memory_scale=0.05, validation_scale=0.08,
         ),
     ),
     "short": (
         Edition(
-            "cifar100-mini (20 classes of CIFAR-100 in 5 tasks, small ResNet, 30 epochs)", (1, 2, 3),
+            "cifar100-mini", "20 classes of CIFAR-100, small ResNet, 30 epochs", (1, 2, 3),
             {"cifar100": {"preset": "cifar100-mini"}}, many_tasks=10, memory_scale=0.2, validation_scale=0.2,
         ),
         Edition(
-            "CIFAR-100 at full size (ResNet-32, 10 epochs)", (1,), {"cifar100": {"preset": "cifar100", "epochs": 10}},
+            "CIFAR-100 at full size", "ResNet-32, 10 epochs", (1,), {"cifar100": {"preset": "cifar100", "epochs": 10}},
             learners=("er",), base_only=True,
         ),
     ),
     "paper": (
         Edition(
-            "as printed", (1, 2, 3, 4, 5), {name: {"preset": name} for name in ("cifar10", "cifar100", "tiny-imagenet")}
+            "as printed", "200 epochs", (1, 2, 3, 4, 5),
+            {name: {"preset": name} for name in ("cifar10", "cifar100", "tiny-imagenet")},
         ),
     ),
 }  # fmt: skip
@@ -94,8 +101,13 @@ def editions(
     """
     if schedule not in SCHEDULES:
         raise unknown_name("schedule", schedule, SCHEDULES)
-    changed = []
-    for edition in SCHEDULES[schedule]:
-        values = {**edition.__dict__, "changes": dict(changes or {})}
-        changed.append(Edition(**{**values, "seeds": tuple(seeds) if seeds else edition.seeds}))
-    return changed
+    more = "".join(f"; {key}={value}" for key, value in (changes or {}).items())
+    return [
+        replace(
+            edition,
+            seeds=tuple(seeds) if seeds else edition.seeds,
+            changes=dict(changes or {}),
+            detail=edition.detail + more,
+        )
+        for edition in SCHEDULES[schedule]
+    ]
