@@ -109,7 +109,7 @@ def progression(studies: Sequence[Study]) -> Picture:
     """ECE by task for several learners: as trained, with T-CIL, and with the oracle."""
     names = {"vanilla": "Vanilla", "t-cil": "T-CIL", "optimal-ts": "Optimal TS"}
     words = []
-    with drawing(1, len(studies), width=2.5 * len(studies) + 0.8, height=2.9) as (figure, axes):
+    with drawing(1, len(studies), width=max(8.0, 2.5 * len(studies) + 0.8), height=2.9) as (figure, axes):
         top = 0.0
         for axis, study in zip(axes[0], studies, strict=True):
             tasks = [task["task"] for task in study.runs[0].tasks]
