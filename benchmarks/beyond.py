@@ -45,7 +45,10 @@ from tcil.incremental.images import Pixels
 
 ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "docs/results/beyond"
-KEPT = ("dataset", "learner", "seed", "memory", "validation", "reserve", "class_order_seed", "validation_seed")
+KEPT = (
+    "dataset", "learner", "seed", "memory", "validation", "validation_pool", "reserve", "class_order_seed",
+    "validation_seed",
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -420,7 +423,8 @@ def kind(record: dict[str, Any]) -> str:
         return "looked at: a quarter of the memory held back"
     if about["tasks"] != 5:
         return f"{about['tasks']} tasks"
-    if about["memory"] != 400 or about["validation"] != 100:
+    pool = about.get("validation_pool", 200)  # the first records do not name it: it was the preset's
+    if about["memory"] != 400 or about["validation"] != 100 or pool != 200:
         return f"memory {about['memory']}, validation {about['validation']}"
     return "development: seed 1" if about["seed"] == 1 else "looked at: seeds 2, 3"
 
