@@ -22,7 +22,7 @@ from tcil.experiments.collect import Study, read_runs, shown, studies
 from tcil.experiments.evidence import Evidence
 from tcil.experiments.figures import Picture
 from tcil.experiments.grids import Cell, Grid, Row, markdown
-from tcil.experiments.schedules import editions
+from tcil.experiments.schedules import LEARNERS, editions
 from tcil.experiments.statistics import Spread
 from tcil.experiments.tables import percent_of, remarks, side_by_side, summary
 
@@ -71,7 +71,6 @@ DIFFERENCES = """- **Accuracy.** On `cifar100-mini` it is 1 to 11 points below t
 - **ECE by predicted group stays high with any single temperature**, the oracle's too; the paper does not report it.
 - **The spread over seeds is that of training alone**: all seeds share one division into training and validation images.
 """
-LEARNERS = ("er", "eeil", "wa", "der")
 
 
 def main() -> None:

@@ -72,6 +72,12 @@ def _mean(study: Study, calibrator: str, key: str = "ece") -> float | None:
     return None if None in values else 100 * float(np.mean([v for v in values if v is not None]))
 
 
+def _figure(study: Study, calibrator: str, key: str = "ece") -> float:
+    """The same where an answer is expected; nan, which no rule holds for, where a seed has none."""
+    value = _mean(study, calibrator, key)
+    return float("nan") if value is None else value
+
+
 def _by_task(study: Study, calibrator: str, key: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A figure by task, mean over seeds."""
     rows = [[float("nan") if value is None else value for value in run.values(calibrator, key)] for run in study.runs]
@@ -139,9 +145,7 @@ def _reserve(evidence: Evidence, edition: Edition) -> Answer | None:
     studies = same_seeds([study for study in found if study is not None])
     if len(studies) < 2:
         return None
-    plain, reserved = (_mean(study, "vanilla", "accuracy") for study in studies)
-    assert plain is not None
-    assert reserved is not None
+    plain, reserved = (_figure(study, "vanilla", "accuracy") for study in studies)
     return Answer(f"{reserved:.2f} % with the reserve, {plain:.2f} % without", reserved < plain, _n(studies))
 
 
@@ -152,7 +156,7 @@ def _reserve_like_eeil(evidence: Evidence, edition: Edition) -> Answer | None:
     studies = same_seeds([study for study in found if study is not None])
     if len(studies) < 3:
         return None
-    plain, reserved, eeil = (_mean(study, "vanilla", "accuracy") or 0.0 for study in studies)
+    plain, reserved, eeil = (_figure(study, "vanilla", "accuracy") for study in studies)
     gain, theirs = plain - reserved, eeil - plain
     shown = f"{gain:+.2f} points by not reserving, {theirs:+.2f} by EEIL"
     return Answer(shown, 0.5 * theirs <= gain <= 2 * theirs, _n(studies))
@@ -166,11 +170,11 @@ def _falls_with_validation_size(key: str, least_is_enough: bool) -> Ask:
         studies = same_seeds([study for study in found if study is not None])
         if len(studies) < 2:
             return None
-        values = [_mean(study, "t-cil", key) or 0.0 for study in studies]
+        values = [_figure(study, "t-cil", key) for study in studies]
         shown = ", ".join(f"{s.settings['validation']}: {v:.2f}" for s, v in zip(studies, values, strict=True))
         holds = all(late < early for early, late in itertools.pairwise(values))
         if least_is_enough:
-            baseline = _mean(studies[0], "ts", key) or 0.0
+            baseline = _figure(studies[0], "ts", key)
             shown += f"; TS with the least {baseline:.2f}"
             holds = holds and values[0] < baseline
         return Answer(shown, holds, _n(studies), len(studies) == len(paper.VALIDATION_SIZES))
@@ -329,7 +333,7 @@ def _cost(evidence: Evidence, edition: Edition) -> Answer | None:
 def _baselines_help(evidence: Evidence, edition: Edition) -> Answer | None:
     shown, holds, studies = [], True, _known(evidence, edition, EVERY, ("er",))
     for (dataset, _), study in studies.items():
-        plain = _mean(study, _vanilla(study)) or 0.0
+        plain = _figure(study, _vanilla(study))
         errors = {name: value for name in BASELINES if (value := _mean(study, name)) is not None}
         own = ", ".join(f"{study.titles()[name][0]} {value:.1f}" for name, value in errors.items())
         shown.append(f"{paper.DATASETS[dataset]}: vanilla {plain:.1f}, {own}")
@@ -347,8 +351,7 @@ def _reduction(key: str, learner: str, dataset: str, against_vanilla: bool) -> A
             return None
         errors = {name: _mean(study, name) for name in names}
         known = {name: error for name, error in errors.items() if error is not None}
-        ours, titles = _mean(study, "t-cil"), study.titles()
-        assert ours is not None
+        ours, titles = _figure(study, "t-cil"), study.titles()
         first = min(known, key=lambda name: known[name])
         reduction = 100 * (1 - ours / known[first])
         silent = [titles[name][0] for name in names if name in titles and name not in known]
@@ -378,7 +381,7 @@ def _most(key: str) -> Ask:
                 continue
             used += list(studies.values())
             name = "vanilla-all-data" if {_vanilla(s) for s in used} == {"vanilla-all-data"} else "vanilla"
-            values = {learner: _mean(study, name, key) or 0.0 for (_, learner), study in studies.items()}
+            values = {learner: _figure(study, name, key) for (_, learner), study in studies.items()}
             own = ", ".join(f"{learner.upper()} {value:.2f}" for learner, value in values.items())
             shown.append(f"{paper.DATASETS[dataset]}: {own}")
             holds = holds and max(values, key=lambda learner: values[learner]) == "der"
@@ -398,7 +401,7 @@ def _improves(datasets: Sequence[str], exceptions: Sequence[tuple[str, str]], **
         studies = _known(evidence, edition, datasets, **variation)
         shown, holds = [], True
         for place, study in studies.items():
-            plain, ours = _mean(study, _vanilla(study)) or 0.0, _mean(study, "t-cil") or 0.0
+            plain, ours = _figure(study, _vanilla(study)), _figure(study, "t-cil")
             shown.append(f"{_where(*place)} {plain:.1f} to {ours:.1f}")
             holds = holds and (ours < plain) == (place not in exceptions)
         complete = len(studies) == len(datasets) * len(LEARNERS)
@@ -442,7 +445,7 @@ def _perturb_ts_is_inconsistent(evidence: Evidence, edition: Edition) -> Answer 
     found: dict[tuple[str, str], tuple[float, float, float]] = {}
     studies = _known(evidence, edition, BOTH)
     for place, study in studies.items():
-        others = [_mean(study, name) or 0.0 for name in (_vanilla(study), *BASELINES) if name != "perturb-ts"]
+        others = [_figure(study, name) for name in (_vanilla(study), *BASELINES) if name != "perturb-ts"]
         own = _mean(study, "perturb-ts")
         if own is not None:
             found[place] = own, min(others), max(others)
@@ -482,7 +485,7 @@ def _optimal_is_best(evidence: Evidence, edition: Edition) -> Answer | None:
     studies = _known(evidence, edition, BOTH)
     below = []
     for place, study in studies.items():
-        oracle = _mean(study, "optimal-ts") or 0.0
+        oracle = _figure(study, "optimal-ts")
         for name, (title, block) in study.titles().items():
             error = _mean(study, name) if block == "ranked" else None
             if error is not None and error < oracle:
@@ -544,7 +547,9 @@ def _lower_at_every_size(evidence: Evidence, edition: Edition) -> Answer | None:
     shown, told, used, lower = [], True, [], True
     for dataset in BOTH:
         for study in _memories(evidence, edition, dataset):
-            ours, plain = ([v or 0.0 for v in study.means(name, "ece")] for name in ("t-cil", "vanilla"))
+            ours, plain = (
+                [float("nan") if v is None else v for v in study.means(name, "ece")] for name in ("t-cil", "vanilla")
+            )
             difference = paired_difference(plain, ours)
             shown.append(f"{study.settings['memory']}: {100 * np.mean(ours):.1f} against {100 * np.mean(plain):.1f}")
             told = told and difference.excludes_zero
@@ -561,7 +566,7 @@ def _small_memory(evidence: Evidence, edition: Edition) -> Answer | None:
     studies = _memories(evidence, edition, "cifar100")
     if len(studies) < 2:
         return None
-    ours, vanilla = _mean(studies[0], "t-cil") or 0.0, _mean(studies[-1], "vanilla") or 0.0
+    ours, vanilla = _figure(studies[0], "t-cil"), _figure(studies[-1], "vanilla")
     sizes = [study.settings["memory"] for study in studies]
     shown = f"T-CIL with {sizes[0]}: {ours:.2f}; vanilla with {sizes[-1]}: {vanilla:.2f}"
     return Answer(shown, ours < vanilla, _n(studies), len(studies) == len(paper.MEMORY_SIZES["cifar100"]))
@@ -580,7 +585,7 @@ def _smaller_is_worse(evidence: Evidence, edition: Edition) -> Answer | None:
         for calibrator, key, title in (
             ("vanilla", "accuracy", "accuracy"), ("vanilla", "ece", "vanilla ECE"), ("t-cil", "ece", "T-CIL's ECE"),
         ):  # fmt: skip
-            values = [_mean(study, calibrator, key) or 0.0 for study in studies]
+            values = [_figure(study, calibrator, key) for study in studies]
             parts.append(f"{title} {', '.join(f'{value:.1f}' for value in values)}")
             steps = np.diff(values) * (1 if key == "accuracy" else -1)
             holds = holds and bool((steps > 0).all())
