@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,37 +16,60 @@ from torch import Tensor
 import tcil
 from tcil.calibration.classifier import Classifier
 from tcil.calibration.perturbation import ClassMeans, DirectionPolicy, TargetChooser, search_magnitude
-from tcil.calibration.temperature import solve_temperature
+from tcil.calibration.temperature import TemperatureFit, solve_temperature
+from tcil.experiments import stopping
 from tcil.experiments.calibration import FinishedTask
-from tcil.experiments.run import Run
+from tcil.experiments.run import Listener, Progress, Run
 
 BATCH = 200
 CURVE_POINTS = 25
 
 
-def analyse(run: Run) -> dict[str, Any]:
-    """All of it, task by task; found again where it is stored."""
+def analyse(run: Run, listener: Listener) -> dict[str, Any]:
+    """All of it, task by task; found again where it is stored, and stopped at any moment, it goes on with that task."""
     stored: dict[str, Any] | None = run.store.read_json("analysis.json")
     if stored is not None:
         return stored
     with run.store.held():
         with run.threads():
-            record = _analysed(run)
+            record = _analysed(run, listener)
         run.store.write_json("analysis.json", record)
+        for task in run.stream:
+            run.store.remove(_part(run, task.index))
     return record
 
 
-def _analysed(run: Run) -> dict[str, Any]:
-    tasks = []
+def _analysed(run: Run, listener: Listener) -> dict[str, Any]:
+    tasks, steps = [], 1 + len(DirectionPolicy)
     for task, memory, learner in run.walk():
-        results = run.store.read_json(f"{run.store.task(task.index).name}/results.json") or {"calibrators": {}}
+
+        def tell(done: int, index: int = task.index) -> None:
+            listener(Progress(index, len(run.stream), "analyse", done, steps))
+            stopping.check()
+
         finished = run.finished(task, memory, learner, {})
-        tasks.append(analyse_task(finished, results["calibrators"].get("t-cil", {})))
+        record = run.store.read_json(_part(run, task.index))
+        if record is None:
+            results = run.store.read_json(f"{run.store.task(task.index).name}/results.json") or {"calibrators": {}}
+            record = analyse_task(finished, results["calibrators"].get("t-cil", {}), tell)
+            run.store.write_json(_part(run, task.index), record)
+        tell(steps)
+        tasks.append(record)
     return {"tasks": tasks, "cost": memory_cost(finished), "projection": projection(finished, tasks[-1]["magnitude"])}
 
 
-def analyse_task(task: FinishedTask, row: dict[str, Any]) -> dict[str, Any]:
-    """Accuracy of old and new classes, errors of perturbed exemplars, optimal magnitudes by policy, T by magnitude."""
+def _part(run: Run, task: int) -> str:
+    """Where a task's part is until all are done."""
+    return f"{run.store.task(task).name}/analysis.json"
+
+
+def analyse_task(
+    task: FinishedTask, row: dict[str, Any], tell: Callable[[int], None] = lambda _done: None
+) -> dict[str, Any]:
+    """Accuracy of old and new classes, errors of perturbed exemplars, optimal magnitudes by policy, T by magnitude.
+
+    `tell` is called before each step with the number of those done.
+    """
     result = row.get("result") or {}
     magnitude = result.get("magnitude")
     right = (task.test_logits.argmax(1) == task.test_columns).double()
@@ -55,76 +79,106 @@ def analyse_task(task: FinishedTask, row: dict[str, Any]) -> dict[str, Any]:
         "magnitude": magnitude,
         "accuracy": {"old": _mean(right[~new_test]), "new": _mean(right[new_test])},
     }
-    pushed = Perturbed(task, DirectionPolicy.PAPER)
+    tell(0)
+    exemplars = Exemplars(task)
+    pushed = {DirectionPolicy.PAPER: Perturbed(exemplars, DirectionPolicy.PAPER)}
     if magnitude is not None:
-        wrong = (pushed.logits(magnitude).argmax(1) != pushed.columns).double()
-        record["misprediction"] = {"old": _mean(wrong[~pushed.is_new]), "new": _mean(wrong[pushed.is_new])}
+        paper = pushed[DirectionPolicy.PAPER]
+        wrong = (paper.logits(magnitude).argmax(1) != exemplars.columns).double()
+        record["misprediction"] = {"old": _mean(wrong[~exemplars.is_new]), "new": _mean(wrong[exemplars.is_new])}
         points = [4 * magnitude * i / (CURVE_POINTS - 1) for i in range(CURVE_POINTS)] if magnitude else [0.0]
-        temperatures = [pushed.temperature(point, new_only=True) for point in points]
+        temperatures = [paper.temperature(point, new_only=True).limit for point in points]
         record["curve"] = {"magnitudes": points, "temperatures": [_finite(t) for t in temperatures]}
-    record["epsilon"] = {str(policy): epsilon_gap(task, policy, new_test) for policy in DirectionPolicy}
+    record["epsilon"] = {}
+    for done, policy in enumerate(DirectionPolicy, start=1):
+        tell(done)
+        own = pushed.get(policy) or Perturbed(exemplars, policy)
+        record["epsilon"][str(policy)] = epsilon_gap(task, own, new_test)
     return record
 
 
-class Perturbed:
-    """Exemplars of a finished task, pushed any distance in the directions of a policy, which are found once."""
+class Exemplars:
+    """A finished task's exemplars with their logits, features and class means, from one pass for all policies."""
 
-    def __init__(self, task: FinishedTask, policy: DirectionPolicy) -> None:
+    def __init__(self, task: FinishedTask) -> None:
         assert task.model is not None
         assert task.memory is not None
         self.model, (self.images, self.columns) = task.model, task.memory
-        self.seen = len(task.seen)
-        self.is_new = self.columns >= task.new_columns.start
-        with Classifier(self.model) as classifier:
-            means, features = ClassMeans(), []
-            with torch.no_grad():
-                for images, columns in self._batches():
-                    features.append(classifier.logits_and_features(classifier.place(images))[1])
-                    means.add(features[-1], columns)
-            self.features = torch.cat(features)
-            is_new = torch.arange(self.seen) >= task.new_columns.start
-            choose = TargetChooser(policy, means.means(), is_new, seed=0)
+        self.seen, self.new_from = len(task.seen), task.new_columns.start
+        self.is_new = self.columns >= self.new_from
+        means, features, logits = ClassMeans(), [], []
+        with Classifier(self.model) as classifier, torch.no_grad():
+            for images, columns in self.batches():
+                found, own = classifier.logits_and_features(classifier.place(images))
+                logits.append(self.pick(found).cpu())
+                features.append(own)
+                means.add(own, columns)
+        self.logits, self.features, self.means = torch.cat(logits), torch.cat(features), means.means()
+
+    def pick(self, logits: Tensor) -> Tensor:
+        """The columns of the classes seen so far."""
+        return logits[:, : self.seen]
+
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        """Images and columns, as many at once as a pass takes."""
+        return list(zip(self.images.split(BATCH), self.columns.split(BATCH), strict=True))
+
+
+class Perturbed:
+    """Exemplars pushed any distance in the directions of a policy, which are found once; so are logits of all of them.
+
+    Both searches of `epsilon_gap` halve the same bracket: what the first has tried of all exemplars serves the second,
+    of the new ones among them.
+    """
+
+    def __init__(self, exemplars: Exemplars, policy: DirectionPolicy) -> None:
+        self.exemplars = exemplars
+        self._known = {0.0: exemplars.logits}
+        choose = TargetChooser(policy, exemplars.means, torch.arange(exemplars.seen) >= exemplars.new_from, seed=0)
+        with Classifier(exemplars.model) as classifier:
             self.steps = torch.cat(
                 [
-                    -classifier.input_gradient(images, lambda f, c=columns: choose(f, c), self._pick).sign()  # type: ignore[misc]
-                    for images, columns in self._batches()
+                    -classifier.input_gradient(images, lambda f, c=columns: choose(f, c), exemplars.pick).sign()  # type: ignore[misc]
+                    for images, columns in exemplars.batches()
                 ]
             )
 
-    def _pick(self, logits: Tensor) -> Tensor:
-        return logits[:, : self.seen]
-
-    def _batches(self) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(self.images.split(BATCH), self.columns.split(BATCH), strict=True))
-
-    def logits(self, magnitude: float, rows: Tensor | None = None) -> Tensor:
-        """Logits of the exemplars (or of some rows) pushed so far."""
-        rows = torch.arange(len(self.images)) if rows is None else rows
-        with Classifier(self.model) as classifier, torch.no_grad():
+    def logits(self, magnitude: float, *, new_only: bool = False) -> Tensor:
+        """Logits of the exemplars (or of the new ones) pushed so far."""
+        exemplars = self.exemplars
+        rows = exemplars.is_new.nonzero().squeeze(1) if new_only else torch.arange(len(exemplars.images))
+        if magnitude in self._known:
+            return self._known[magnitude][rows]
+        with Classifier(exemplars.model) as classifier, torch.no_grad():
             parts = [
-                self._pick(classifier.logits(classifier.place(self.images[some] + magnitude * self.steps[some]))).cpu()
+                exemplars.pick(
+                    classifier.logits(classifier.place(exemplars.images[some] + magnitude * self.steps[some]))
+                ).cpu()
                 for some in rows.split(BATCH)
             ]
-        return torch.cat(parts)
+        logits = torch.cat(parts)
+        if len(rows) == len(exemplars.images):
+            self._known[magnitude] = logits
+        return logits
 
     def moved_features(self, magnitude: float) -> Tensor:
         """Features of the exemplars pushed so far."""
-        moved = (self.images + magnitude * self.steps).split(BATCH)
-        with Classifier(self.model) as classifier, torch.no_grad():
+        moved = (self.exemplars.images + magnitude * self.steps).split(BATCH)
+        with Classifier(self.exemplars.model) as classifier, torch.no_grad():
             return torch.cat([classifier.logits_and_features(classifier.place(images))[1] for images in moved])
 
-    def temperature(self, magnitude: float, *, new_only: bool) -> float:
+    def temperature(self, magnitude: float, *, new_only: bool) -> TemperatureFit:
         """The temperature of the exemplars (or the new ones) pushed so far: 0 and infinity are possible."""
-        rows = self.is_new.nonzero().squeeze(1) if new_only else torch.arange(len(self.images))
-        return solve_temperature(self.logits(magnitude, rows), self.columns[rows]).limit
+        columns = self.exemplars.columns
+        return solve_temperature(
+            self.logits(magnitude, new_only=new_only), columns[self.exemplars.is_new] if new_only else columns
+        )
 
     def matching(self, target: float, *, new_only: bool) -> float | None:
         """The magnitude at which the temperature meets the target; None where none does."""
-        rows = self.is_new.nonzero().squeeze(1) if new_only else torch.arange(len(self.images))
-        columns = self.columns[rows]
         found = search_magnitude(
-            lambda magnitude: solve_temperature(self.logits(magnitude, rows), columns),
-            solve_temperature(self.logits(0.0, rows), columns),
+            lambda magnitude: self.temperature(magnitude, new_only=new_only),
+            self.temperature(0.0, new_only=new_only),
             target,
             tolerance=1e-3,
             input_scale=1.0,
@@ -132,12 +186,11 @@ class Perturbed:
         return found.magnitude if found.reachable else None
 
 
-def epsilon_gap(task: FinishedTask, policy: DirectionPolicy, new_test: Tensor) -> dict[str, float | None]:
+def epsilon_gap(task: FinishedTask, pushed: Perturbed, new_test: Tensor) -> dict[str, float | None]:
     """The paper's Delta-eps*: how far apart the magnitudes for all classes and for the new ones are.
 
     All exemplars are matched to the temperature of the whole test set, the new ones to that of its new classes.
     """
-    pushed = Perturbed(task, policy)
     whole = solve_temperature(task.test_logits, task.test_columns).limit
     new = solve_temperature(task.test_logits[new_test], task.test_columns[new_test]).limit
     both, own = pushed.matching(whole, new_only=False), pushed.matching(new, new_only=True)
@@ -171,15 +224,17 @@ def projection(task: FinishedTask, magnitude: float | None) -> dict[str, Any] | 
     """Features of the exemplars before and after the push, on the two main axes of the clean ones."""
     if magnitude is None:
         return None
-    pushed = Perturbed(task, DirectionPolicy.PAPER)
-    clean = pushed.features.double()
+    exemplars = Exemplars(task)
+    pushed = Perturbed(exemplars, DirectionPolicy.PAPER)
+    clean = exemplars.features.double()
     centre = clean.mean(0)
-    axes = torch.pca_lowrank(clean - centre, q=2, niter=8)[2]
+    axes = torch.linalg.svd(clean - centre, full_matrices=False)[2][:2].T
+    axes = axes * torch.where(axes.sum(0) < 0, -1.0, 1.0)  # of both directions of an axis, always the same
     before = (clean - centre) @ axes
     after = (pushed.moved_features(magnitude).double() - centre) @ axes
     return {
-        "columns": pushed.columns.tolist(),
-        "new_from": task.new_columns.start,
+        "columns": exemplars.columns.tolist(),
+        "new_from": exemplars.new_from,
         "before": [[round(v, 4) for v in row] for row in before.tolist()],
         "after": [[round(v, 4) for v in row] for row in after.tolist()],
     }

@@ -127,4 +127,5 @@ def _fulfil_all(
                 full_data=job.full_data, display=partial(ProgressDisplay, console),
             )  # fmt: skip
             if job.analysis:
-                analyse(Run(job.settings, job.folder, data=data, device=device))
+                with ProgressDisplay(console, f"{job.settings.learner} seed {job.settings.seed}") as shown:
+                    analyse(Run(job.settings, job.folder, data=data, device=device), shown)

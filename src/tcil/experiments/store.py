@@ -3,6 +3,7 @@
 RUN/settings.json        what defines the run
 RUN/environment.json     versions, threads, seconds by task: what does not belong to the results
 RUN/results.json         all tasks together, once the last is done
+RUN/analysis.json        what the paper's figures need beyond the tables; a task's part in its folder until all are done
 RUN/task-03/
     indices.safetensors  rows of the training set: train, valid, pool, reserve, memory
     model.safetensors    the network at the end of the task

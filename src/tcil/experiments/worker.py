@@ -138,7 +138,7 @@ def _train(job: Job, writer: StatusWriter) -> None:
     if job.analysis:
         from tcil.experiments.analysis import analyse
 
-        analyse(Run(job.settings, job.folder, data=job.data, device=job.device))
+        analyse(Run(job.settings, job.folder, data=job.data, device=job.device), writer.titled(""))
     _report(stored)
     (job.folder / "error.txt").unlink(missing_ok=True)
 
