@@ -137,6 +137,20 @@ class TestStatus:
         writer.end("failed", "the loss is nan")
         assert (read_status(tmp_path).state, read_status(tmp_path).error) == ("failed", "the loss is nan")
 
+    @pytest.mark.parametrize("phase", ["done", "analyse"])
+    def test_what_was_found_done_tells_no_pace(self, tmp_path, phase, monkeypatch):
+        now = 1000.0
+        monkeypatch.setattr("tcil.experiments.status.time.time", lambda: now)
+        writer = StatusWriter(tmp_path).titled("er seed 1")
+        for task in range(8):
+            writer(Progress(task, 10, phase, 5, 5))
+            now += 1
+        writer(Progress(8, 10, "analyse", 0, 5))
+        assert read_status(tmp_path).left is None
+        now += 99  # 100 s since the last that was found, for half of a task; one and a half are left
+        writer(Progress(8, 10, "train", 2, 4, 0.5))
+        assert read_status(tmp_path).left == pytest.approx(300)
+
     def test_none_that_can_be_read(self, tmp_path):
         assert read_status(tmp_path) is None
         (tmp_path / "status.json").write_text("{")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,39 +23,56 @@ from tcil.experiments.run import Listener, Progress, Run
 
 BATCH = 200
 CURVE_POINTS = 25
+FORMAT = 2  # of what is stored; one more whenever it changes, so that it is computed anew
+SHARES, REPEATS = (0.25, 0.5, 0.75, 1.0), 3  # of the memory, and how often a fit with each is timed
+STEPS, FITS = 1 + len(DirectionPolicy), len(SHARES) * REPEATS  # what progress counts: of every task, and at the end
 
 
 def analyse(run: Run, listener: Listener) -> dict[str, Any]:
     """All of it, task by task; found again where it is stored, and stopped at any moment, it goes on with that task."""
-    stored: dict[str, Any] | None = run.store.read_json("analysis.json")
-    if stored is not None:
-        return stored
     with run.store.held():
-        with run.threads():
-            record = _analysed(run, listener)
-        run.store.write_json("analysis.json", record)
+        results = [_results(run, task.index) for task in run.stream]
+        record: dict[str, Any] | None = run.store.read_json("analysis.json")
+        if record is None or not is_current(record, results):
+            with run.threads():
+                record = _analysed(run, results, listener)
+            run.store.write_json("analysis.json", record)
         for task in run.stream:
             run.store.remove(_part(run, task.index))
     return record
 
 
-def _analysed(run: Run, listener: Listener) -> dict[str, Any]:
-    tasks, steps = [], 1 + len(DirectionPolicy)
-    for task, memory, learner in run.walk():
+def is_current(analysis: dict[str, Any] | None, results: Sequence[dict[str, Any]]) -> bool:
+    """Whether an analysis is as this version makes it, and of these results of the tasks."""
+    return (
+        analysis is not None
+        and analysis.get("format") == FORMAT
+        and [part["magnitude"] for part in analysis["tasks"]] == [_magnitude(task) for task in results]
+    )
 
-        def tell(done: int, index: int = task.index) -> None:
-            listener(Progress(index, len(run.stream), "analyse", done, steps))
+
+def _analysed(run: Run, results: Sequence[dict[str, Any]], listener: Listener) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = []
+    for task, memory, learner in run.walk():
+        last = task.index == len(run.stream) - 1
+        total = STEPS + (FITS if last else 0)
+
+        def tell(done: int, index: int = task.index, total: int = total) -> None:
+            listener(Progress(index, len(run.stream), "analyse", done, total))
             stopping.check()
 
         finished = run.finished(task, memory, learner, {})
-        record = run.store.read_json(_part(run, task.index))
-        if record is None:
-            results = run.store.read_json(f"{run.store.task(task.index).name}/results.json") or {"calibrators": {}}
-            record = analyse_task(finished, results["calibrators"].get("t-cil", {}), tell)
-            run.store.write_json(_part(run, task.index), record)
-        tell(steps)
-        tasks.append(record)
-    return {"tasks": tasks, "cost": memory_cost(finished), "projection": projection(finished, tasks[-1]["magnitude"])}
+        part = run.store.read_json(_part(run, task.index))
+        if part is None or not is_current({"format": part.get("format"), "tasks": [part]}, [results[task.index]]):
+            part = {"format": FORMAT, **analyse_task(finished, _magnitude(results[task.index]), tell)}
+            run.store.write_json(_part(run, task.index), part)
+        parts.append(part)
+        if last:
+            cost = memory_cost(finished, lambda fits: tell(STEPS + fits))
+            shown = projection(finished, part["magnitude"])
+        tell(total)
+    tasks = [{key: value for key, value in part.items() if key != "format"} for part in parts]
+    return {"format": FORMAT, "tasks": tasks, "cost": cost, "projection": shown}
 
 
 def _part(run: Run, task: int) -> str:
@@ -63,15 +80,23 @@ def _part(run: Run, task: int) -> str:
     return f"{run.store.task(task).name}/analysis.json"
 
 
+def _results(run: Run, task: int) -> dict[str, Any]:
+    return run.store.read_json(f"{run.store.task(task).name}/results.json") or {"calibrators": {}}
+
+
+def _magnitude(results: dict[str, Any]) -> float | None:
+    """What T-CIL found after a task; None where it was not fitted."""
+    found: float | None = (results["calibrators"].get("t-cil", {}).get("result") or {}).get("magnitude")
+    return found
+
+
 def analyse_task(
-    task: FinishedTask, row: dict[str, Any], tell: Callable[[int], None] = lambda _done: None
+    task: FinishedTask, magnitude: float | None, tell: Callable[[int], None] = lambda _done: None
 ) -> dict[str, Any]:
     """Accuracy of old and new classes, errors of perturbed exemplars, optimal magnitudes by policy, T by magnitude.
 
-    `tell` is called before each step with the number of those done.
+    `magnitude` is what T-CIL found; `tell` is called before each step with the number of those done.
     """
-    result = row.get("result") or {}
-    magnitude = result.get("magnitude")
     right = (task.test_logits.argmax(1) == task.test_columns).double()
     new_test = task.test_columns >= task.new_columns.start
     record: dict[str, Any] = {
@@ -81,9 +106,8 @@ def analyse_task(
     }
     tell(0)
     exemplars = Exemplars(task)
-    pushed = {DirectionPolicy.PAPER: Perturbed(exemplars, DirectionPolicy.PAPER)}
+    paper = Perturbed(exemplars, DirectionPolicy.PAPER)
     if magnitude is not None:
-        paper = pushed[DirectionPolicy.PAPER]
         wrong = (paper.logits(magnitude).argmax(1) != exemplars.columns).double()
         record["misprediction"] = {"old": _mean(wrong[~exemplars.is_new]), "new": _mean(wrong[exemplars.is_new])}
         points = [4 * magnitude * i / (CURVE_POINTS - 1) for i in range(CURVE_POINTS)] if magnitude else [0.0]
@@ -92,8 +116,8 @@ def analyse_task(
     record["epsilon"] = {}
     for done, policy in enumerate(DirectionPolicy, start=1):
         tell(done)
-        own = pushed.get(policy) or Perturbed(exemplars, policy)
-        record["epsilon"][str(policy)] = epsilon_gap(task, own, new_test)
+        perturbed = paper if policy is DirectionPolicy.PAPER else Perturbed(exemplars, policy)
+        record["epsilon"][str(policy)] = epsilon_gap(task, perturbed, new_test)
     return record
 
 
@@ -106,14 +130,14 @@ class Exemplars:
         self.model, (self.images, self.columns) = task.model, task.memory
         self.seen, self.new_from = len(task.seen), task.new_columns.start
         self.is_new = self.columns >= self.new_from
-        means, features, logits = ClassMeans(), [], []
+        means, all_logits, all_features = ClassMeans(), [], []
         with Classifier(self.model) as classifier, torch.no_grad():
             for images, columns in self.batches():
-                found, own = classifier.logits_and_features(classifier.place(images))
-                logits.append(self.pick(found).cpu())
-                features.append(own)
-                means.add(own, columns)
-        self.logits, self.features, self.means = torch.cat(logits), torch.cat(features), means.means()
+                logits, features = classifier.logits_and_features(classifier.place(images))
+                all_logits.append(self.pick(logits).cpu())
+                all_features.append(features.cpu())
+                means.add(features, columns)
+        self.logits, self.features, self.means = torch.cat(all_logits), torch.cat(all_features), means.means()
 
     def pick(self, logits: Tensor) -> Tensor:
         """The columns of the classes seen so far."""
@@ -165,7 +189,7 @@ class Perturbed:
         """Features of the exemplars pushed so far."""
         moved = (self.exemplars.images + magnitude * self.steps).split(BATCH)
         with Classifier(self.exemplars.model) as classifier, torch.no_grad():
-            return torch.cat([classifier.logits_and_features(classifier.place(images))[1] for images in moved])
+            return torch.cat([classifier.logits_and_features(classifier.place(images))[1].cpu() for images in moved])
 
     def temperature(self, magnitude: float, *, new_only: bool) -> TemperatureFit:
         """The temperature of the exemplars (or the new ones) pushed so far: 0 and infinity are possible."""
@@ -186,28 +210,33 @@ class Perturbed:
         return found.magnitude if found.reachable else None
 
 
-def epsilon_gap(task: FinishedTask, pushed: Perturbed, new_test: Tensor) -> dict[str, float | None]:
+def epsilon_gap(task: FinishedTask, perturbed: Perturbed, new_test: Tensor) -> dict[str, float | None]:
     """The paper's Delta-eps*: how far apart the magnitudes for all classes and for the new ones are.
 
     All exemplars are matched to the temperature of the whole test set, the new ones to that of its new classes.
     """
     whole = solve_temperature(task.test_logits, task.test_columns).limit
     new = solve_temperature(task.test_logits[new_test], task.test_columns[new_test]).limit
-    both, own = pushed.matching(whole, new_only=False), pushed.matching(new, new_only=True)
-    return {"all": both, "new": own, "gap": None if both is None or own is None else abs(both - own)}
+    for_all, for_new = perturbed.matching(whole, new_only=False), perturbed.matching(new, new_only=True)
+    gap = None if for_all is None or for_new is None else abs(for_all - for_new)
+    return {"all": for_all, "new": for_new, "gap": gap}
 
 
-def memory_cost(task: FinishedTask) -> dict[str, list[float]]:
-    """Seconds of a T-CIL fit with a quarter, half, three quarters and all of the memory (each the best of three)."""
+def memory_cost(task: FinishedTask, tell: Callable[[int], None] = lambda _done: None) -> dict[str, list[float]]:
+    """Seconds of a T-CIL fit with a quarter, half, three quarters and all of the memory (each the best of three).
+
+    `tell` is called before each fit with the number of those done.
+    """
     assert task.memory is not None
     assert task.model is not None
     images, columns = task.memory
     sizes, seconds = [], []
-    for share in (0.25, 0.5, 0.75, 1.0):
+    for place, share in enumerate(SHARES):
         count = max(1, round(share * int((columns == columns[0]).sum())))
         rows = torch.cat([(columns == c).nonzero().squeeze(1)[:count] for c in task.seen])
         times = []
-        for _ in range(3):
+        for again in range(REPEATS):
+            tell(place * REPEATS + again)
             started = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", tcil.CalibrationWarning)
@@ -225,13 +254,13 @@ def projection(task: FinishedTask, magnitude: float | None) -> dict[str, Any] | 
     if magnitude is None:
         return None
     exemplars = Exemplars(task)
-    pushed = Perturbed(exemplars, DirectionPolicy.PAPER)
+    perturbed = Perturbed(exemplars, DirectionPolicy.PAPER)
     clean = exemplars.features.double()
     centre = clean.mean(0)
     axes = torch.linalg.svd(clean - centre, full_matrices=False)[2][:2].T
     axes = axes * torch.where(axes.sum(0) < 0, -1.0, 1.0)  # of both directions of an axis, always the same
     before = (clean - centre) @ axes
-    after = (pushed.moved_features(magnitude).double() - centre) @ axes
+    after = (perturbed.moved_features(magnitude).double() - centre) @ axes
     return {
         "columns": exemplars.columns.tolist(),
         "new_from": exemplars.new_from,

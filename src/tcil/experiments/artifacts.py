@@ -239,7 +239,9 @@ def _memory_sizes(evidence: Evidence) -> Section:
             if known:
                 drawn = True
                 picture = paper_figures.against_size(known, "memory size")
-                pictures.append(_titled(picture, edition, dataset, "er"))
+                images = known[0][1].settings["validation"]
+                told = replace(picture, caption=f"{picture.caption} {images} images a task for validation.")
+                pictures.append(_titled(told, edition, dataset, "er"))
             if known and len(known) < len(sizes):
                 absent = [str(size) for size, study in found if study is None]
                 missing.append(f"The paper's sizes {', '.join(absent)} were not run ({edition.title}).")

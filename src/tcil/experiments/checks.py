@@ -542,9 +542,14 @@ def _memories(evidence: Evidence, edition: Edition, dataset: str) -> list[Study]
     return same_seeds([study for study in found if study is not None])
 
 
+def _validated_on(studies: Sequence[Study]) -> str:
+    """The size of the validation set, which is the least one of the paper and so is told beside T-CIL's error."""
+    return f" ({studies[0].settings['validation']} images for validation)"
+
+
 @_check("memory_sizes", "lower at every size; in part where the paired 95 % interval of one does not tell")
 def _lower_at_every_size(evidence: Evidence, edition: Edition) -> Answer | None:
-    shown, told, used, lower = [], True, [], True
+    shown, certain, used, lower = [], True, [], True
     for dataset in BOTH:
         for study in _memories(evidence, edition, dataset):
             ours, plain = (
@@ -552,13 +557,14 @@ def _lower_at_every_size(evidence: Evidence, edition: Edition) -> Answer | None:
             )
             difference = paired_difference(plain, ours)
             shown.append(f"{study.settings['memory']}: {100 * np.mean(ours):.1f} against {100 * np.mean(plain):.1f}")
-            told = told and difference.excludes_zero
+            certain = certain and difference.excludes_zero
             lower = lower and difference.mean < 0
             used.append(study)
     if not used:
         return None
-    complete = told and len(used) == sum(len(paper.MEMORY_SIZES[dataset]) for dataset in BOTH)
-    return Answer(f"T-CIL against vanilla, memory {'; '.join(shown)}", lower, _n(used), complete)
+    complete = certain and len(used) == sum(len(paper.MEMORY_SIZES[dataset]) for dataset in BOTH)
+    told = f"T-CIL against vanilla, memory {'; '.join(shown)}{_validated_on(used)}"
+    return Answer(told, lower, _n(used), complete)
 
 
 @_check("memory_500_beats_2000", "T-CIL's ECE with the smallest memory below vanilla's with the largest")
@@ -568,7 +574,7 @@ def _small_memory(evidence: Evidence, edition: Edition) -> Answer | None:
         return None
     ours, vanilla = _figure(studies[0], "t-cil"), _figure(studies[-1], "vanilla")
     sizes = [study.settings["memory"] for study in studies]
-    shown = f"T-CIL with {sizes[0]}: {ours:.2f}; vanilla with {sizes[-1]}: {vanilla:.2f}"
+    shown = f"T-CIL with {sizes[0]}: {ours:.2f}; vanilla with {sizes[-1]}: {vanilla:.2f}{_validated_on(studies)}"
     return Answer(shown, ours < vanilla, _n(studies), len(studies) == len(paper.MEMORY_SIZES["cifar100"]))
 
 
@@ -589,6 +595,6 @@ def _smaller_is_worse(evidence: Evidence, edition: Edition) -> Answer | None:
             parts.append(f"{title} {', '.join(f'{value:.1f}' for value in values)}")
             steps = np.diff(values) * (1 if key == "accuracy" else -1)
             holds = holds and bool((steps > 0).all())
-        shown.append(f"memory {sizes}: {'; '.join(parts)}")
+        shown.append(f"memory {sizes}: {'; '.join(parts)}{_validated_on(studies)}")
     complete = len(used) == sum(len(paper.MEMORY_SIZES[dataset]) for dataset in BOTH)
     return Answer("; ".join(shown), holds, _n(used), complete) if used else None

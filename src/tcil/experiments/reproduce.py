@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tcil.experiments import stopping
-from tcil.experiments.analysis import analyse
+from tcil.experiments.analysis import analyse, is_current
 from tcil.experiments.artifacts import Artifact, Need, all_needs
 from tcil.experiments.calibration import CALIBRATORS
 from tcil.experiments.collect import StoredRun, any_runs, read_runs
@@ -99,7 +99,7 @@ def _standings(needs: Sequence[Need], known: dict[str, StoredRun]) -> list[tuple
 
 def _satisfied(need: Need, run: StoredRun | None) -> bool:
     """Whether a finished run has all that is needed of it."""
-    if run is None or not run.complete or (need.analysis and not run.analysis):
+    if run is None or not run.complete or (need.analysis and not is_current(run.analysis, run.tasks)):
         return False
     names = run.tasks[-1]["calibrators"]
     wanted = [*need.calibrators, *(["vanilla-all-data"] if need.full_data and need.settings.validation else [])]

@@ -54,11 +54,14 @@ class StatusWriter:
         self._store = RunFolder(folder)
         self._last: Status | None = None
         self._what = ""
-        self._began: tuple[float, float] | None = None  # when, and with what part of the run done
+        self._began: tuple[float, float] | None = (
+            None  # when, with what part of the run done; anew after what was found done
+        )
+        self._task: int | None = None
 
     def titled(self, title: str) -> Self:
         """The display of one training; a run may have a second one, on all data, which starts from the beginning."""
-        self._began, self._what = None, "all data, " if title.endswith("all data") else ""
+        self._began, self._task, self._what = None, None, "all data, " if title.endswith("all data") else ""
         return self
 
     def __enter__(self) -> Self:
@@ -72,7 +75,9 @@ class StatusWriter:
         """Write where the run stands, unless that was just done."""
         phase, now = progress.phase, time.time()
         part = (progress.task + (progress.done / progress.total if phase != "calibrate" else 1)) / progress.n_tasks
-        began, before = self._began = self._began or (now, part)
+        found = progress.task != self._task and progress.done == progress.total and progress.loss is None
+        began, before = self._began = (now, part) if self._began is None or found else self._began
+        self._task = progress.task
         left = (now - began) * (1 - part) / (part - before) if part > before else None
         shown = self._what + phase
         status = self._status("running", progress.task, progress.n_tasks, shown, progress.done, progress.total, left)
