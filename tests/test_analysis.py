@@ -118,7 +118,7 @@ def test_what_it_says_of_a_task(last):
         {"old": float(wrong[~is_new].double().mean()), "new": float(wrong[is_new].double().mean())}
     )
     points, temperatures = said["curve"]["magnitudes"], said["curve"]["temperatures"]
-    assert (points[0], points[-1]) == (0.0, 4 * magnitude)
+    assert (points[0], points[-1]) == pytest.approx((0.0, 4 * magnitude))
     there = last.model(images + points[10] * steps)[:, : len(last.seen)].detach()[is_new]
     assert temperatures[10] == pytest.approx(solve_temperature(there, columns[is_new]).limit, rel=1e-3)
 
