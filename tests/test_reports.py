@@ -420,7 +420,10 @@ class TestReproduce:
     def test_an_all_data_training_that_is_there_is_not_planned_again(self, tmp_path):
         places = ["--schedule", "mini", "--out", tmp_path, *QUICK]
         command("run", "--seeds", "1", *QUICK, "--no-full-data", "--out", tmp_path)
-        assert "to calibrate" in command("reproduce", "baselines", *places, "--dry-run")
+        planned = command("reproduce", "baselines", *places, "--dry-run")
+        assert "to calibrate" in planned
+        assert "1 training to run" in planned  # the one on all the data
+        assert "is not counted" in planned
         command("run", "--seeds", "1", *QUICK, "--set", "validation=0", "--set", "validation_pool=0", "--out", tmp_path)
         assert "0 trainings to run" in command("reproduce", "baselines", *places, "--dry-run")
 

@@ -48,13 +48,13 @@ def plan(runs: Sequence[RunSettings], data: Path | None, standings: Sequence[Sta
             cells = ("to run", str(len(run.stream)), f"{images:,}", clock(seconds))
         rows.append(Row(settings.name, tuple(Cell(words=words) for words in cells)))
     missing = sum(standing is Standing.MISSING for standing in standings)
+    counted = f"{missing} training{'' if missing == 1 else 's'}"
     note = (
-        f"{missing} trainings, {images_in_all:,} images, about {clock(total)} one after another on this machine;"
+        f"{counted}, {images_in_all:,} images, about {clock(total)} one after another on this machine;"
         " distillation, fine-tuning and DER's extractors take more."
+        + (" What is to calibrate or to analyse is not counted." if Standing.TRAINED in standings else "")
     )
-    return Grid(
-        f"{missing} trainings to run", ("run", "state", "tasks", "images", "estimated time"), tuple(rows), (note,)
-    )
+    return Grid(f"{counted} to run", ("run", "state", "tasks", "images", "estimated time"), tuple(rows), (note,))
 
 
 @cache
