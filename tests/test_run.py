@@ -175,7 +175,7 @@ class TestCommandLine:
         assert outcome.stdout.count("wa-seed7") == 2
         words = ["run", str(study), "--learner", "der", "--set", "seed=9", "--dry-run", "--no-full-data"]
         outcome = CliRunner().invoke(app, words)
-        assert "1 trainings" in outcome.stdout
+        assert "1 training to run" in outcome.stdout
         assert "der-seed9" in outcome.stdout
 
     def test_errors_are_plain(self):
