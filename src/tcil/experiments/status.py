@@ -54,9 +54,7 @@ class StatusWriter:
         self._store = RunFolder(folder)
         self._last: Status | None = None
         self._what = ""
-        self._began: tuple[float, float] | None = (
-            None  # when, with what part of the run done; anew after what was found done
-        )
+        self._began: tuple[float, float] | None = None  # when, at what part of the run; after what was found done
         self._task: int | None = None
 
     def titled(self, title: str) -> Self:
