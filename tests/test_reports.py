@@ -62,11 +62,23 @@ class TestStatistics:
     def test_a_single_pair_has_no_interval(self):
         assert not paired_difference([1.0], [2.0]).excludes_zero
 
-    def test_bold_needs_more_than_the_least_mean(self):
-        assert tables.best({"a": [1.0, 1.1, 0.9], "b": [5.0, 5.2, 4.9]}) == "a"
-        assert tables.best({"a": [1.0, 9.0, 0.9], "b": [5.0, 5.2, 4.9]}) is None
-        assert tables.best({"a": [1.0], "b": [5.0]}) is None
-        assert tables.best({"a": [1.0, 1.1], "b": [None, 5.0]}) is None
+    @pytest.mark.parametrize(
+        ("scores", "winner"),
+        [
+            ({"a": [1.0, 1.1, 0.9], "b": [5.0, 5.2, 4.9]}, "a"),
+            ({"a": [1.0, 9.0, 0.9], "b": [5.0, 5.2, 4.9]}, None),
+            ({"a": [1.0], "b": [5.0]}, None),
+            ({"a": [1.0, 1.1, 0.9], "b": [5.0, 5.2, 4.9], "c": [9.0]}, "a"),  # c lost with the one seed it has
+            ({"a": [1.0, 1.1, 0.9], "b": [5.0, 5.2, 4.9], "c": [0.5]}, None),  # c, with one seed, is lower
+            ({"a": [1.0, 1.1, 0.9], "b": [5.0, 5.2, 4.9], "c": [1.2]}, "a"),
+        ],
+    )
+    def test_bold_needs_more_than_the_least_mean(self, scores, winner):
+        runs = [
+            stored(build({"seed": seed}), {name: own[seed] for name, own in scores.items() if seed < len(own)})
+            for seed in range(max(map(len, scores.values())))
+        ]
+        assert tables.best(collect.Study(tuple(runs)), list(scores), "ece") == winner
 
 
 class TestGrids:
@@ -90,12 +102,22 @@ class TestGrids:
         assert r"A \& B" in text
         assert r"ECE\_\%" in text
         assert r"\textbf{5.00\,$\pm$\,1.00}" in text
+        assert r"TS \textbar{} \textless{}b\textgreater{}" in text
         assert text.count(r"\midrule") == 2
 
-    def test_csv_has_mean_deviation_and_count(self):
-        rows = list(csv.reader(io.StringIO(grids.comma_separated(self.grid))))
-        assert rows[1] == ["A & B <i>", "TS | <b>", "ranked", "5", "1", "2"]
-        assert rows[2] == ["A & B <i>", "oracle", "oracle", "n/a", "", ""]
+    def test_latex_of_words_breaks_lines_and_pages(self):
+        text = grids.latex(dataclasses.replace(self.grid, wordy=True))
+        assert r"\begin{longtable}{" + r"p{\dimexpr 0.500\linewidth-2\tabcolsep\relax}" * 2 + "}" in text
+        assert text.count("{") == text.count("}")
+        assert "tabular" not in text
+
+    def test_csv_is_one_line_per_cell_of_any_table(self):
+        lone = Grid("lone", ("", "diff", "of one seed"), (Row("T", (Cell(Spread.lone(-2.0)), Cell(Spread.of([3.0])))),))
+        rows = list(csv.reader(io.StringIO(grids.comma_separated([self.grid, lone]))))
+        assert rows[0] == ["table", "block", "row", "column", "value", "std", "n", "bold", "note"]
+        assert rows[1] == ["A & B <i>", "ranked", "TS | <b>", "ECE_%", "5", "1", "2", "yes", ""]
+        assert rows[2] == ["A & B <i>", "oracle", "oracle", "ECE_%", "n/a", "", "", "", ""]
+        assert [row[3:7] for row in rows[3:]] == [["diff", "-2", "", ""], ["of one seed", "3", "", "1"]]
 
     def test_html_is_escaped_and_has_headers(self):
         page = str(grids.html(self.grid))
@@ -111,6 +133,23 @@ class TestCollect:
         found = collect.studies(collect.read_runs([runs]))
         sizes = {(s.settings["learner"], s.settings["validation"] > 0): len(s.runs) for s in found}
         assert sizes == {("er", True): 2, ("er", False): 2, ("wa", True): 2, ("wa", False): 2}
+
+    def test_other_classes_are_another_study(self):
+        plain = [stored(build({"seed": seed}), {"ts": 0.1}) for seed in (1, 2)]
+        other = stored(build({"seed": 1, "class_order_seed": 7}), {"ts": 0.2})
+        first, second = collect.studies([*plain, other])
+        assert [len(first.runs), len(second.runs)] == [2, 1]
+        assert first.title.endswith("class_order_seed none")
+        assert second.title.endswith("class_order_seed 7")
+        # Unless each run has classes of its own: then they are draws of one study.
+        draws = [stored(build({"seed": seed, "class_order_seed": seed}), {"ts": 0.1}) for seed in (1, 2, 3)]
+        (study,) = collect.studies(draws)
+        assert len(study.runs) == 3
+
+    def test_titles_have_no_more_than_tells_studies_apart(self):
+        settings = [{"preset": "cifar100-mini"}, {"preset": "cifar100-mini", "memory": 100}, {"preset": "cifar100"}]
+        found = collect.studies(stored(build({"learner": "er", **one}), {"ts": 0.1}) for one in settings)
+        assert [study.difference for study in found] == ["memory 400", "memory 100", ""]
 
     def test_kept_copies_say_the_same(self, runs, tmp_path):
         original = collect.read_runs([runs])
@@ -289,10 +328,24 @@ class TestCompare:
         collect.keep(own, second)
         output = command("compare", first, second, "--out", tmp_path / "tables")
         rows = list(csv.reader((tmp_path / "tables/tables.csv").read_text().splitlines()))
-        (line,) = [row for row in rows if row[:2] == ["ECE, A against B", "ER on noisy-digits: TS"]]
-        assert line[9] == "1.5"
-        assert "n = 2" in line[12]
+        lines = [row for row in rows if (row[0], row[2]) == ("ECE, A against B", "ER on noisy-digits: TS")]
+        found = {row[3]: row[4] for row in lines}
+        assert found["B - A"] == "1.5"
+        ends = stats.ttest_1samp([1.0, 2.0], 0).confidence_interval(0.95)
+        assert [float(found[end]) for end in ("low", "high")] == pytest.approx(list(ends), rel=1e-4)
+        assert found["n"] == "2"
         assert "B - A" in output
+
+    def test_what_one_side_lacks_is_not_run_there(self):
+        """Each setting of a learner has its own rows, and what has no partner is counted."""
+        a = [stored(build({"seed": s, "memory": m}), {"ts": 0.1, "irm": 0.2}) for s in (1, 2) for m in (100, 60)]
+        b = [stored(build({"seed": s, "memory": m}), {"ts": 0.1 + s / 100}) for s in (1, 2, 3) for m in (100, 60)]
+        grid = tables.comparison(a, b, "ece")
+        assert {row.block for row in grid.rows} == {"ER on noisy-digits, memory 100", "ER on noisy-digits, memory 60"}
+        found = {row.label: [cell.text() for cell in row.cells] for row in grid.rows}
+        assert found["ER on noisy-digits, memory 60: irm"] == ["20.00 ± 0.00", "not run", "", "", "", ""]
+        assert found["ER on noisy-digits, memory 60: ts"][2:] == ["+1.50", "-4.85", "+7.85", "2"]
+        assert "Left out, without a run to pair with: 0 of A, 2 of B." in grid.notes
 
     def test_nothing_to_pair(self, runs, tmp_path):
         own = [r for r in collect.read_runs([runs]) if r.settings["learner"] == "er"]
@@ -302,9 +355,10 @@ class TestCompare:
 
     def test_a_set_with_itself(self, runs):
         own = collect.read_runs([runs])
-        for row in tables.comparison(own, own, "ece").rows:
-            if row.cells[3].words != "n/a":
-                assert row.cells[3].words == "+0.00 to +0.00 (n = 2)"
+        rows = [row for row in tables.comparison(own, own, "ece").rows if row.cells[0].words != "n/a"]
+        assert rows
+        for row in rows:
+            assert [cell.text() for cell in row.cells[2:]] == ["+0.00", "+0.00", "+0.00", "2"]
 
     def test_what_changed_is_named_and_paired(self, runs, tmp_path):
         command(
@@ -313,7 +367,7 @@ class TestCompare:
         old = [r for r in collect.read_runs([runs]) if r.settings["learner"] == "er"]
         grid = tables.comparison(old, collect.read_runs([tmp_path]), "ece")
         assert "memory 100 in A, 60 in B" in grid.notes[1]
-        assert all("n = 2" in row.cells[3].words for row in grid.rows if row.cells[3].words != "n/a")
+        assert {row.cells[-1].words for row in grid.rows if row.cells[2].spread} == {"2"}
 
 
 class TestReproduce:
@@ -364,6 +418,33 @@ class TestReproduce:
         claims = ARTIFACTS["claims"].render(evidence).grids[0]
         ours = [row for row in claims.rows if row.cells[1].words != "the paper's own table"]
         assert {row.cells[2].words for row in ours} == {"not run"}
+        assert {row.cells[1].words for row in ours} == {"none"}
+
+    def test_what_the_paper_contradicts_stands_at_the_table_and_at_the_claim(self):
+        evidence = Evidence(editions("paper"), [])
+        (table,) = [g for g in ARTIFACTS["compatibility"].render(evidence).tables if "CIFAR-100" in g.title]
+        assert any(note.startswith("[4] DER 'exhibits the highest") for note in table.notes)
+        claim = ARTIFACTS["claims"].render(evidence).grids[0]
+        (row,) = [row for row in claim.rows if row.label.startswith("DER has the highest calibration error")]
+        assert row.label.endswith(" [4]")
+        assert any(note.startswith("[4] DER") for note in claim.notes)
+        assert row.cells[0].words.endswith("(Compatibility with CIL Techniques, line 344)")
+        tables_and_claims = {f"{r.table}:{r.dataset}" for r in paper.rows()} | set(paper.claims())
+        assert {about for one in paper._document()["contradictions"] for about in one["about"]} <= tables_and_claims
+
+    def test_figures_give_their_values(self):
+        """Every picture of the paper's figures has the table of what it shows."""
+        kept = Path(__file__).parents[1] / "docs/results/runs"
+        evidence = Evidence(editions("short"), collect.read_runs([kept]))
+        for artifact in ARTIFACTS.values():
+            section = artifact.render(evidence)
+            assert all(picture.values is not None and picture.values.rows for picture in section.pictures)
+            assert section.tables
+        (first, *_) = ARTIFACTS["temperature-bias"].render(evidence).tables
+        study = evidence.study(evidence.editions[0], "cifar100", "er")
+        expected = np.mean([run.values("ts", "temperature")[-1] for run in study.runs])
+        (row,) = [row for row in first.rows if row.label == "TS"]
+        assert row.cells[-1].spread.mean == pytest.approx(expected)
 
     def test_rows_with_fewer_seeds_say_so(self):
         (edition, *_) = editions("short")
@@ -410,9 +491,9 @@ class TestReproduce:
         kept = Path(__file__).parents[1] / "docs/results/runs"
         grid = claims.claims_grid(Evidence(editions("short"), collect.read_runs([kept])))
         told = {column: [row.cells[place].words for row in grid.rows] for place, column in enumerate(grid.columns[1:])}
-        assert set(told["holds"]) == {"yes", "no", "in part", "-"}
+        assert set(told["holds"]) == set(checks.VERDICTS)
         assert all(told["counts as holding if"])
-        ours = [k for k, where in enumerate(told["where"]) if where != "the paper's own table"]
+        ours = [k for k, where in enumerate(told["our runs"]) if where != "the paper's own table"]
         assert all(
             (told["seeds"][k] == "") == (told["ours"][k] == "not run") == (told["holds"][k] == "-") for k in ours
         )
@@ -438,7 +519,11 @@ class TestReproduce:
         page = (tmp_path / "report/report.html").read_text()
         for artifact in ARTIFACTS.values():
             assert str(grids.escape(artifact.title)) in page
-        assert page.count("<svg") == 8
+        assert page.count("<svg") == 8 + 4 * 6  # the paper's figures, and of each learner's runs all there is
+        assert "Reliability after the last task" in page
+        written = list(csv.DictReader((tmp_path / "report/tables.csv").read_text().splitlines()))
+        assert any(row["table"].startswith("Baselines, ER, Tiny-ImageNet; not run") for row in written)
+        assert any(row["table"].startswith("ECE after each task, %; CIFAR-100, ours: noisy digits") for row in written)
         before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("results.json")}
         again = command("reproduce", "all", *places, *QUICK)
         assert "0 trainings to run" in again

@@ -9,7 +9,7 @@ from typing import Any
 
 from tcil.calibration.errors import unknown_name
 from tcil.experiments import paper, paper_figures
-from tcil.experiments.claims import claims_grid
+from tcil.experiments.claims import claims_grid, numbered
 from tcil.experiments.collect import Study
 from tcil.experiments.evidence import Evidence
 from tcil.experiments.figures import Picture
@@ -85,6 +85,12 @@ def all_needs(artifacts: Sequence[Artifact], editions: Sequence[Edition]) -> lis
 # tables ------------------------------------------------------------------------------------------------------
 
 
+_SHORT = {
+    "baselines": "Baselines, ER", "compatibility": "Learners with and without T-CIL", "policies": "Direction policies",
+    "grid": "Learners x calibrators", "tasks20": "Twice as many tasks", "validation": "Size of the validation set",
+}  # fmt: skip
+
+
 def _our_name(calibrator: str) -> str:
     return f"t-cil[policy={OTHER_POLICIES[calibrator]}]" if calibrator in OTHER_POLICIES else calibrator
 
@@ -152,17 +158,35 @@ def _against_paper(evidence: Evidence, edition: Edition | None, dataset: str, ro
                 ours = replace(percent(study.means(name, key), bold), note=fewer)
             difference = Cell(words="")
             if ours.spread is not None and printed is not None:
-                difference = Cell(Spread(ours.spread.mean - printed[0], 0.0, 1), signed=True)
+                difference = Cell(Spread.lone(ours.spread.mean - printed[0]), signed=True)
             cells += [ours, theirs, difference]
         lines.append(Row(_label(row, study), tuple(cells), row.learner if len({r.learner for r in rows}) > 1 else ""))
     tasks = " or ".join(sorted({str(study.n_tasks) for study in studies if study}))
     title = f"ours: {edition.title}, {tasks} tasks, n = {most}" if edition else "not run"
-    notes = ["Mean over tasks, %, ± standard deviation over seeds. The paper's: five seeds, 200 epochs a task."]
-    pools = {(s["validation_pool"], s["validation"]) for s in (study.settings for study in studies if study)}
-    notes += [f"Of {pool} images held out, {used} are used for validation." for pool, used in pools if pool > used]
+    notes = ["Mean over tasks, %, ± standard deviation over seeds.", _protocols(rows, studies)]
     if any(winners.values()):
-        notes.append("Bold: the lowest ECE of a learner's rows that have every seed, by the paired 95 % intervals.")
-    return Grid(f"{paper.DATASETS[dataset]}; {title}", tuple(columns), tuple(lines), tuple(notes))
+        notes.append("Bold: the lowest ECE of a learner's rows, by the paired 95 % intervals to all with every seed.")
+    notes += numbered(paper.footnotes(f"{rows[0].table}:{dataset}"))
+    return Grid(
+        f"{_SHORT[rows[0].table]}, {paper.DATASETS[dataset]}; {title}", tuple(columns), tuple(lines), tuple(notes)
+    )
+
+
+def _protocols(rows: Sequence[paper.PaperRow], studies: Sequence[Study | None]) -> str:
+    """How many tasks and validation images the paper has, and ours."""
+    sizes = sorted({row.validation for row in rows if row.validation is not None})
+    tasks = " or ".join(sorted({str(row.tasks) for row in rows}))
+    told = f"The paper's: five seeds, 200 epochs a task, {tasks} tasks, {_either(sizes)} images a task for validation."
+    own = [study.settings for study in studies if study is not None]
+    if own:
+        held = {s["validation_pool"] for s in own if s["validation_pool"] > s["validation"]}
+        told += f" Ours: {_either(sorted({s['validation'] for s in own}))}"
+        told += f", of {_either(sorted(held))} held out." if held else "."
+    return told
+
+
+def _either(sizes: Sequence[int]) -> str:
+    return " or ".join(map(str, sizes))
 
 
 def _told(evidence: Evidence, edition: Edition, row: paper.PaperRow) -> Study | None:
@@ -178,7 +202,7 @@ def _winners(evidence: Evidence, edition: Edition, rows: Sequence[paper.PaperRow
         names = [_our_name(row.calibrator) for row in rows if row.learner == learner]
         study = _our_study(evidence, edition, next(row for row in rows if row.learner == learner))
         if study is not None:
-            found[learner] = best({name: study.means(name, "ece") for name in names if name in study.titles()})
+            found[learner] = best(study, names, "ece")
     return found
 
 
@@ -205,10 +229,8 @@ def _by_study(name: str, draw: Draw) -> Callable[[Evidence], Section]:
 
 
 def _titled(picture: Picture | None, edition: Edition, dataset: str, learner: str) -> Picture | None:
-    if picture is None:
-        return None
     where = f"{learner.upper()} on {paper.DATASETS[dataset]}, ours: {edition.title}"
-    return Picture(picture.svg, f"{picture.caption} {where}.", f"{where}. {picture.words}")
+    return picture and picture.about(where)
 
 
 def _ece_progression(evidence: Evidence) -> Section:
@@ -218,9 +240,8 @@ def _ece_progression(evidence: Evidence) -> Section:
             found = {learner: evidence.study(edition, dataset, learner) for learner in LEARNERS}
             studies = [study for study in found.values() if study is not None]
             if studies:
-                drawn = paper_figures.progression(studies)
                 where = f"{paper.DATASETS[dataset]}, ours: {edition.title}"
-                pictures.append(Picture(drawn.svg, f"{drawn.caption} {where}.", f"{where}. {drawn.words}"))
+                pictures.append(paper_figures.progression(studies).about(where))
                 missing += [
                     f"{k.upper()}: not run ({where})." for k, s in found.items() if s is None and k in edition.learners
                 ]

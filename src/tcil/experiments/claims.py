@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tcil.experiments import paper
-from tcil.experiments.checks import CHECKS, Answer
+from tcil.experiments.checks import CHECKS, VERDICTS, Answer
 from tcil.experiments.evidence import Evidence
 from tcil.experiments.grids import Cell, Grid, Row
 
-COLUMNS = ("claim", "paper", "where", "ours", "seeds", "holds", "counts as holding if")
+COLUMNS = ("claim", "paper", "our runs", "ours", "seeds", "holds", "counts as holding if")
 IN_WORDS = "in words only"
 
 
 def claims_grid(evidence: Evidence) -> Grid:
     """One row per claim and edition; claims that no run tells stay empty and say so."""
     rows = []
+    notes: dict[int, str] = {}
     for key, claim in paper.claims().items():
         if key not in CHECKS:
             continue
-        check, printed = CHECKS[key], claim.get("printed", IN_WORDS)
+        check, printed = CHECKS[key], f"{claim.get('printed', IN_WORDS)} ({claim['where']})"
+        own = paper.footnotes(key)
+        notes |= own
+        text = claim["text"] + "".join(f" [{number}]" for number in own)
         answers = [(edition.name, check.ask(evidence, edition)) for edition in evidence.editions]
-        told = [pair for pair in answers if pair[1] is not None] or [("", None)]
-        rows += [_row(claim["text"], printed, title, answer, check.rule) for title, answer in told]
+        told = [pair for pair in answers if pair[1] is not None] or [("none", None)]
+        rows += [_row(text, printed, title, answer, check.rule) for title, answer in told]
         if "compared" in claim:
             holds, ours = _recomputed(key)
-            rows.append(_words(claim["text"], printed, "the paper's own table", ours, "", holds, "as printed, rounded"))
-    return Grid("Claims", COLUMNS, tuple(rows), wordy=True)
+            rows.append(_words(text, printed, "the paper's own table", ours, "", holds, "as printed, rounded"))
+    meanings = "; ".join(f"{verdict}: {meaning}" for verdict, meaning in VERDICTS.items())
+    lines = [f"Holds: {meanings}. Lines are those of the paper's LaTeX source.", *numbered(notes)]
+    return Grid("Claims", COLUMNS, tuple(rows), tuple(lines), wordy=True)
+
+
+def numbered(notes: Mapping[int, str]) -> list[str]:
+    """Footnotes in their order."""
+    return [f"[{number}] {notes[number]}" for number in sorted(notes)]
 
 
 def _row(text: str, printed: str, where: str, answer: Answer | None, rule: str) -> Row:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from tcil.experiments.checksums import is_sealed_json, open_json
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.store import RunFolder
 
-_SEEDS = ("seed", "validation_seed", "class_order_seed")
+_DRAWS = ("validation_seed", "class_order_seed")  # which images are held out, and the order of the classes
+_PLAINEST = ("network", "epochs", "tasks", "memory", "validation", "reserve")  # what readers know runs by
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +50,10 @@ class StoredRun:
         """The training seed."""
         return int(self.settings.get("seed", 0))
 
-    @property
-    def study(self) -> str:
-        """What the run shares with runs of other seeds."""
-        return json.dumps({k: v for k, v in self.settings.items() if k not in _SEEDS}, sort_keys=True)
+    def without(self, *names: str) -> str:
+        """The settings but for these, as text; imported runs are apart even where these are the same."""
+        shared = json.dumps({k: v for k, v in self.settings.items() if k not in names}, sort_keys=True)
+        return shared + (str(self.path) if self.settings.get("imported") else "")
 
     def row(self, task: int, calibrator: str) -> dict[str, Any] | None:
         """A calibrator's figures after a task (counted from the end where negative); None where it has none."""
@@ -108,6 +108,11 @@ class Study:
         """How many tasks."""
         return len(self.runs[0].tasks)
 
+    @property
+    def vanilla(self) -> str:
+        """Vanilla as in the paper, trained on all the data, where every seed has it; else on what validation leaves."""
+        return "vanilla-all-data" if all("vanilla-all-data" in run.titles() for run in self.runs) else "vanilla"
+
     def titles(self) -> dict[str, tuple[str, str]]:
         """Calibrators of any of the runs."""
         found: dict[str, tuple[str, str]] = {}
@@ -143,7 +148,7 @@ def read_runs(paths: Iterable[Path]) -> list[StoredRun]:
             raise invalid("runs", f"{path}, without a finished run", "a run folder, or a folder that holds some")
         for file in own:
             run = _read(file)
-            same = json.dumps(run.settings, sort_keys=True) + (str(run.path) if run.settings.get("imported") else "")
+            same = run.without()
             found[same] = _joined(found[same], run) if same in found else run
     return sorted(found.values(), key=lambda run: run.path.name)
 
@@ -169,31 +174,56 @@ def shown(runs: Sequence[StoredRun]) -> list[StoredRun]:
 
 
 def studies(runs: Iterable[StoredRun]) -> list[Study]:
-    """Runs grouped by everything but their seeds."""
+    """Runs grouped by everything but their seeds.
+
+    Other classes or other validation images make another study, unless every run has its own and its own seed.
+    """
     groups: dict[str, list[StoredRun]] = {}
-    for run in runs:
-        groups.setdefault(run.study + (str(run.path) if run.settings.get("imported") else ""), []).append(run)
-    firsts = [group[0].settings for group in groups.values()]
-    varied = sorted(
-        key
-        for key in set().union(*firsts) - {"dataset", "learner", "classes", *_SEEDS}
-        if any(
-            one.get(key) != other.get(key)
-            for one, other in itertools.combinations(firsts, 2)
-            if (one["dataset"], one["learner"]) == (other["dataset"], other["learner"])
-        )
-    )
+    for alike in _grouped(runs, "seed", *_DRAWS):
+        draws = _grouped(alike, "seed")
+        one = len({run.seed for run in alike}) == len(draws) == len(alike)
+        groups |= {group[0].without(): group for group in ([alike] if one else draws)}
+    labels = differences([group[0].settings for group in groups.values()])
     return [
-        Study(
-            tuple(sorted(group, key=lambda run: run.seed)),
-            ", ".join(f"{key} {_brief(group[0].settings.get(key))}" for key in varied if key in group[0].settings),
-        )
-        for group in groups.values()
+        Study(tuple(sorted(group, key=lambda run: run.seed)), label)
+        for group, label in zip(groups.values(), labels, strict=True)
     ]
 
 
+def _grouped(runs: Iterable[StoredRun], *names: str) -> list[list[StoredRun]]:
+    """Runs that agree in all settings but these."""
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        groups.setdefault(run.without(*names), []).append(run)
+    return list(groups.values())
+
+
+def differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each, in few words, what tells it from the others of its dataset, learner and classes (but for the seed)."""
+    known = [(str(s["dataset"]), str(s["learner"]), s.get("classes")) for s in settings]
+    found = [""] * len(settings)
+    for place in dict.fromkeys(known):
+        rows = [row for row, own in enumerate(known) if own == place]
+        names = _telling([settings[row] for row in rows])
+        for row in rows:
+            found[row] = ", ".join(f"{name} {_brief(settings[row][name])}" for name in names if name in settings[row])
+    return found
+
+
+def _telling(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings that it takes to tell these apart, each of which tells more than those before it."""
+    others = sorted(set().union(*settings) - {"seed", *_PLAINEST})
+    names: list[str] = []
+    kinds = 1
+    for name in (*_PLAINEST, *others):
+        told = len({json.dumps([s.get(key) for key in (*names, name)], sort_keys=True) for s in settings})
+        if told > kinds:
+            names, kinds = [*names, name], told
+    return names
+
+
 def _brief(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def keep(runs: Sequence[StoredRun], folder: Path) -> list[Path]:

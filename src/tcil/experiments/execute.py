@@ -61,8 +61,9 @@ def show_report(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
 def write_tables(grids: Sequence[Grid], out: Path) -> None:
     """The same tables as Markdown, LaTeX and CSV."""
     out.mkdir(parents=True, exist_ok=True)
-    for suffix, form in {"md": markdown, "tex": latex, "csv": comma_separated}.items():
+    for suffix, form in {"md": markdown, "tex": latex}.items():
         replace_file(out / f"tables.{suffix}", "\n".join(form(grid) for grid in grids).encode())
+    replace_file(out / "tables.csv", comma_separated(grids).encode())
 
 
 def recalibrate(
@@ -129,7 +130,7 @@ def redrawn(draws: dict[str, list[float]], count: int) -> Grid:
     rows = []
     for title, values in draws.items():
         percents = [100 * value for value in values]
-        ends = (Cell(Spread(end(percents), 0.0, 1)) for end in (min, max))
+        ends = (Cell(Spread.lone(end(percents))) for end in (min, max))
         rows.append(Row(title, (Cell(Spread.of(percents)), *ends)))
     title = f"ECE after the last task over {count} draws of the validation set, %"
     return Grid(title, ("calibrator", "mean", "least", "most"), tuple(rows))

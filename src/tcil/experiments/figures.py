@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
@@ -18,6 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tcil.experiments.collect import Study
+from tcil.experiments.grids import Cell, Grid, Row
+from tcil.experiments.statistics import Spread
 
 COLOURS = {
     "vanilla": "#7f7f7f", "vanilla-all-data": "#bdbdbd", "ts": "#1f77b4", "ets": "#17a2b8", "irm": "#2ca02c",
@@ -31,11 +33,35 @@ MARKERS = "osD^vP*Xhd<>p"
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its caption and its text alternative."""
+    """A figure with its caption, its text alternative, and where no other table has them, the values drawn."""
 
     svg: str
     caption: str
     words: str
+    values: Grid | None = None
+
+    def about(self, where: str) -> Picture:
+        """The same, saying of what runs it is."""
+        values = self.values and replace(self.values, title=f"{self.values.title}; {where}")
+        return Picture(self.svg, f"{self.caption} {where}.", f"{where}. {self.words}", values)
+
+
+Values = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def drawn(title: str, columns: Sequence[Any], rows: Mapping[str, Iterable[Values]], digits: int = 2) -> Grid:
+    """Curves as a table: for each and at each column the values of all seeds; n/a where some has no answer."""
+    lines = [
+        Row(
+            label,
+            tuple(
+                Cell(words="n/a") if np.isnan(own).any() else Cell(Spread.of(list(own)), digits=digits)
+                for own in map(np.atleast_1d, values)
+            ),
+        )
+        for label, values in rows.items()
+    ]
+    return Grid(title, ("", *map(str, columns)), tuple(lines))
 
 
 def colour(name: str) -> str:
@@ -61,46 +87,60 @@ def drawing(rows: int = 1, columns: int = 1, width: float = 8.0, height: float =
             plt.close(figure)
 
 
-def picture(figure: Figure, caption: str, words: str) -> Picture:
+def picture(figure: Figure, caption: str, words: str, values: Grid | None = None) -> Picture:
     """The figure as SVG text without a prologue, to stand inside a page."""
     content = io.StringIO()
     figure.savefig(content, format="svg", metadata={"Date": None})
     text = content.getvalue()
-    return Picture(text[text.index("<svg") :], caption, words)
+    return Picture(text[text.index("<svg") :], caption, words, values)
 
 
 def by_task_curves(study: Study, key: str, label: str, names: Sequence[str], *, scale: float = 100) -> Picture | None:
-    """A figure by task: the mean over seeds with its range; for a single seed, the bootstrap interval of its ECE."""
+    """A figure by task, mean over seeds; bands are bootstrap intervals, bars the range over seeds."""
     titles = study.titles()
-    words = []
+    words, banded, table = [], [], {}
     with drawing() as (figure, axes):
         axis: Axes = axes[0, 0]
         tasks = np.array([task["task"] for task in study.runs[0].tasks])
         floor = _stack([run.values("vanilla", "noise_floor") for run in study.runs])
-        if key == "ece" and floor is not None:
-            axis.fill_between(tasks, 0, scale * floor.mean(0), color="#f0f0f0", label="noise floor")
+        if key == "ece":
+            axis.fill_between(
+                tasks, 0, scale * floor.mean(0), facecolor="#e3e3e3", edgecolor="#9a9a9a", hatch="....", linewidth=0,
+                label="noise floor",
+            )  # fmt: skip
         for index, name in enumerate(name for name in names if name in titles):
-            values = _stack([run.values(name, key) for run in study.runs])
-            if values is None or np.isnan(values).all():
+            values = scale * _stack([run.values(name, key) for run in study.runs])
+            mean = values.mean(0)
+            if np.isnan(mean).all():
                 continue
-            mean = scale * values.mean(0)
             oracle = titles[name][1] != "ranked"
             axis.plot(
                 tasks, mean, color=colour(name), label=titles[name][0], linestyle="--" if oracle else "-",
                 marker=MARKERS[index % len(MARKERS)], markersize=4, linewidth=2.4 if name in ("t-cil", "pact") else 1.4,
             )  # fmt: skip
             if name in BANDS:
-                low, high = _band(study, name, key, values)
-                axis.fill_between(tasks, scale * low, scale * high, color=colour(name), alpha=0.15, linewidth=0)
-            words.append(f"{titles[name][0]} {', '.join(f'{value:.1f}' for value in mean)}")
+                low, high = scale * _interval(study, name, f"{key}_interval")
+                axis.fill_between(tasks, low, high, color=colour(name), alpha=0.2, linewidth=0)
+                banded += [] if np.isnan(low).all() else [titles[name][0]]
+                if len(study.runs) > 1:
+                    axis.vlines(tasks, values.min(0), values.max(0), color=colour(name), linewidth=1)
+            table[titles[name][0]] = values.T
+            words.append(f"{titles[name][0]} {listed(mean, 1 if scale > 1 else 2)}")
         if not words:
             return None
         axis.set(xlabel="after task", ylabel=label, xticks=tasks)
         axis.set_ylim(bottom=0)
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
-        band = "95 % bootstrap intervals" if len(study.runs) == 1 else "the range over seeds"
-        bands = f" Bands (of some) are {band}."
-        return picture(figure, f"{label} by task.{bands}", f"{label} after each task: " + "; ".join(words))
+        caption = f"{label[0].upper()}{label[1:]}, by task."
+        caption += f" Bands: 95 % bootstrap intervals over images ({', '.join(banded)})." if banded else ""
+        caption += " Bars: the range over seeds." if len(study.runs) > 1 else ""
+        grid = drawn(f"{label[0].upper()}{label[1:]}, after each task", list(tasks), table)
+        return picture(figure, caption, f"{label} after each task: " + "; ".join(words), grid)
+
+
+def listed(values: Sequence[float] | Values, digits: int = 1) -> str:
+    """Numbers in words."""
+    return ", ".join("n/a" if np.isnan(value) else f"{value:.{digits}f}" for value in values)
 
 
 def reliability(study: Study, names: Sequence[str]) -> Picture:
@@ -109,7 +149,7 @@ def reliability(study: Study, names: Sequence[str]) -> Picture:
     shown = [name for name in names if name in titles and all(run.row(-1, name) for run in study.runs)]
     words = []
     edges = np.arange(10) / 10
-    with drawing(2, max(1, len(shown)), width=2.7 * max(1, len(shown)), height=3.9) as (figure, axes):
+    with drawing(2, max(1, len(shown)), width=max(4.0, 1.9 * len(shown)), height=3.9) as (figure, axes):
         for column, name in enumerate(shown):
             count, confidence, accuracy = _pooled_bins(study, name)
             top, below = axes[0, column], axes[1, column]
@@ -155,7 +195,9 @@ def predicted_groups(study: Study, names: Sequence[str]) -> Picture:
         axis.grid(axis="x", visible=False)
         figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", frameon=False, ncols=3)
         return picture(
-            figure, "ECE by predicted group, mean over tasks. One temperature cannot repair both.", "; ".join(words)
+            figure,
+            "ECE of all images, and of those predicted as old and as new classes; mean over tasks.",
+            "; ".join(words),
         )
 
 
@@ -212,28 +254,25 @@ def search_trace(study: Study, calibrator: str = "t-cil") -> Picture | None:
         axis.set_ylim(0, 3 * max(result["target_temperature"] for _, result in traces))
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
         seed = f", seed {run.seed}" if len(study.runs) > 1 else ""
-        caption = f"T-CIL's search{seed}: steps of the search, and the chosen magnitude at the target (stars)."
+        caption = (
+            f"T-CIL's search{seed}: steps of the search, and the chosen magnitude at the target (stars). Steps beyond"
+            " four times the largest magnitude chosen, or three times the highest target, are not in the picture."
+        )
         return picture(figure, caption, "; ".join(words))
 
 
-def _stack(rows: Sequence[Sequence[float | None]]) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    if not rows:
-        return None
+def _stack(rows: Sequence[Sequence[float | None]]) -> Values:
     return np.array([[np.nan if value is None else value for value in row] for row in rows], dtype=np.float64)
 
 
-def _band(
-    study: Study, name: str, key: str, values: np.ndarray[Any, np.dtype[np.float64]]
-) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
-    if len(study.runs) > 1:
-        return values.min(0), values.max(0)
-    pairs = [(row or {}).get(f"{key}_interval") or (np.nan, np.nan) for row in _rows(study, name)]
-    low, high = np.array(pairs, dtype=np.float64).T
-    return low, high
-
-
-def _rows(study: Study, name: str) -> list[dict[str, Any] | None]:
-    return [study.runs[0].row(task, name) for task in range(study.n_tasks)]
+def _interval(study: Study, name: str, key: str) -> Values:
+    """Both ends by task, mean over seeds: test images are the same for all, so that their share of chance is too."""
+    ends = [
+        [(run.row(task, name) or {}).get(key) or (np.nan, np.nan) for task in range(study.n_tasks)]
+        for run in study.runs
+    ]
+    both: Values = np.array(ends, dtype=np.float64).mean(0).T
+    return both
 
 
 def _pooled_bins(study: Study, name: str) -> tuple[Any, Any, Any]:

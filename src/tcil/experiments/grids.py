@@ -103,11 +103,12 @@ def markdown(grid: Grid) -> str:
 
 
 _LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\~{}",
-          "^": r"\^{}", "\\": r"\textbackslash{}", "Δ": r"$\Delta$", "ε": r"$\varepsilon$", "±": r"$\pm$"}  # fmt: skip
+          "^": r"\^{}", "\\": r"\textbackslash{}", "Δ": r"$\Delta$", "ε": r"$\varepsilon$", "±": r"$\pm$",
+          "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}  # fmt: skip
 
 
 def latex(grid: Grid) -> str:
-    """For a paper; needs booktabs."""
+    """For a paper; needs booktabs, and longtable for tables of words, which go over pages."""
 
     def safe(text: str) -> str:
         return "".join(_LATEX.get(character, character) for character in text)
@@ -116,34 +117,45 @@ def latex(grid: Grid) -> str:
         text = safe(cell.text("@")).replace(" @ ", r"\,$\pm$\,")
         return rf"\textbf{{{text}}}" if cell.bold else text
 
-    lines = [r"\begin{table}", r"\centering", rf"\caption{{{safe(grid.title)}}}"]
-    lines += [rf"\begin{{tabular}}{{l{('p{3cm}' if grid.wordy else 'r') * (len(grid.columns) - 1)}}}", r"\toprule"]
-    lines += [" & ".join(safe(name) for name in grid.columns) + r" \\", r"\midrule"]
+    caption = rf"\caption{{{safe(grid.title)}}}"
+    if grid.wordy:
+        share = f"p{{\\dimexpr {1 / len(grid.columns):.3f}\\linewidth-2\\tabcolsep\\relax}}"
+        lines = [r"{\footnotesize", rf"\begin{{longtable}}{{{share * len(grid.columns)}}}", caption + r" \\"]
+        end = [r"\end{longtable}"]
+        close = ["}", ""]
+    else:
+        lines = [r"\begin{table}", r"\centering", caption]
+        lines.append(rf"\begin{{tabular}}{{l{'r' * (len(grid.columns) - 1)}}}")
+        end = [r"\end{tabular}"]
+        close = [r"\end{table}", ""]
+    lines += [r"\toprule", " & ".join(safe(name) for name in grid.columns) + r" \\", r"\midrule"]
+    lines += [r"\endhead"] if grid.wordy else []
     block = grid.rows[0].block if grid.rows else ""
     for row in grid.rows:
         if row.block != block:
             lines.append(r"\midrule")
             block = row.block
         lines.append(" & ".join([safe(row.label), *(shown(cell) for cell in row.cells)]) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [r"\bottomrule", *end]
     lines += [rf"\par\footnotesize {safe(note)}" for note in grid.notes]
-    return "\n".join([*lines, r"\end{table}", ""])
+    return "\n".join([*lines, *close])
 
 
-def comma_separated(grid: Grid) -> str:
-    """For a spreadsheet: mean, deviation and number of seeds of every cell in columns of their own."""
+def comma_separated(grids: Sequence[Grid]) -> str:
+    """For a spreadsheet or a data frame: one line per cell of all tables, with mean, deviation and number of seeds."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    header = ["table", grid.columns[0] or "row", "block"]
-    for name in grid.columns[1:]:
-        header += [name, f"{name} std", f"{name} n"]
-    writer.writerow(header)
-    for row in grid.rows:
-        line: list[object] = [grid.title, row.label, row.block]
-        for cell in row.cells:
-            s = cell.spread
-            line += [cell.words, "", ""] if s is None else [f"{s.mean:.6g}", f"{s.std:.6g}", s.n]
-        writer.writerow(line)
+    writer.writerow(["table", "block", "row", "column", "value", "std", "n", "bold", "note"])
+    for grid in grids:
+        for row in grid.rows:
+            for name, cell in zip(grid.columns[1:], row.cells, strict=True):
+                s = cell.spread
+                value = cell.words if s is None else f"{s.mean:.6g}"
+                std = f"{s.std:.6g}" if s is not None and s.n > 1 else ""
+                count = s.n if s is not None and s.n else ""
+                writer.writerow(
+                    [grid.title, row.block, row.label, name, value, std, count, "yes" if cell.bold else "", cell.note]
+                )
     return file.getvalue()
 
 

@@ -85,8 +85,18 @@ def claims() -> dict[str, dict[str, Any]]:
 
 
 def contradictions() -> list[str]:
-    """Where the paper disagrees with its own tables, or with its public code."""
-    return list(_document()["contradictions"])
+    """Where the paper disagrees with its own tables, or with its public code. Lines are those of its LaTeX source."""
+    return [one["text"] for one in _document()["contradictions"]]
+
+
+def footnotes(about: str) -> dict[int, str]:
+    """The contradictions in a table on one dataset (`table:dataset`), or in a claim, by their number in the list.
+
+    >>> footnotes("compatibility:cifar100")[4][:43]
+    "DER 'exhibits the highest calibration error"
+    """
+    numbered = enumerate(_document()["contradictions"], start=1)
+    return {number: one["text"] for number, one in numbered if about in one["about"]}
 
 
 @cache

@@ -10,7 +10,16 @@ from matplotlib.axes import Axes
 
 from tcil.experiments import paper
 from tcil.experiments.collect import Study
-from tcil.experiments.figures import MARKERS, Picture, by_task_curves, colour, drawing, picture
+from tcil.experiments.figures import (
+    MARKERS,
+    Picture,
+    by_task_curves,
+    colour,
+    drawing,
+    drawn,
+    listed,
+    picture,
+)
 
 POLICY_COLOURS = {"paper": "#d62728", "random": "#7f7f7f", "closest": "#1f77b4", "farthest": "#e0a030"}
 
@@ -38,9 +47,14 @@ def task_accuracy(study: Study) -> Picture:
             f"task {i}: {100 * t:.0f} and {100 * m:.0f}"
             for i, (t, m) in enumerate(zip(test.mean(0), memory.mean(0), strict=True))
         )
-        return picture(
-            figure, "Accuracy by task after the last task.", f"Accuracy on test images and exemplars, {words}"
+        caption = "Accuracy on the images of each task, after the last one"
+        caption += "; bars: standard deviation over seeds." if len(study.runs) > 1 else "; one seed."
+        table = drawn(
+            "Accuracy on each task after the last, %",
+            list(places),
+            {"test images": 100 * test.T, "exemplars": 100 * memory.T},
         )
+        return picture(figure, caption, f"Accuracy on test images and exemplars, {words}", table)
 
 
 def epsilon_gap(study: Study) -> Picture | None:
@@ -48,7 +62,7 @@ def epsilon_gap(study: Study) -> Picture | None:
     analyses = [run.analysis for run in study.runs if run.analysis]
     if not analyses:
         return None
-    words = []
+    words, table = [], {}
     with drawing(height=3.0) as (figure, axes):
         axis: Axes = axes[0, 0]
         tasks = [task["task"] for task in analyses[0]["tasks"]]
@@ -59,11 +73,17 @@ def epsilon_gap(study: Study) -> Picture | None:
                 tasks, mean, color=POLICY_COLOURS[policy], marker=MARKERS[index], markersize=4, label=title,
                 linewidth=2.4 if policy == "paper" else 1.4,
             )  # fmt: skip
-            words.append(f"{title} {', '.join(f'{value:.3f}' for value in mean)}")
+            table[title] = gaps.T
+            words.append(f"{title} {listed(mean, 3)}")
         axis.set(xlabel="after task", ylabel="Δε*", xticks=tasks)
         axis.set_ylim(bottom=0)
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
-        return picture(figure, "Difference of optimal magnitudes, all classes against new ones.", "; ".join(words))
+        over = f"mean over {len(analyses)} seeds" if len(analyses) > 1 else "one seed"
+        caption = (
+            "Δε*: how far the magnitude that gives all perturbed exemplars the temperature of the whole test set is"
+            f" from the one that gives the new ones that of the new classes' test images; {over}."
+        )
+        return picture(figure, caption, "; ".join(words), drawn("Δε* after each task", tasks, table, digits=4))
 
 
 def feature_space(study: Study) -> Picture | None:
@@ -84,11 +104,14 @@ def feature_space(study: Study) -> Picture | None:
                 age = "new" if column >= p["new_from"] else "old"
                 axis.scatter(*points[rows].T, s=14, color=shade, label=f"class {column} ({age})", linewidths=0)
                 if title != "exemplars":
-                    start, move = before[rows].mean(0), after[rows].mean(0) - before[rows].mean(0)
-                    axis.annotate(
-                        "", xy=start + move, xytext=start,
-                        arrowprops={"arrowstyle": "-|>", "color": shade, "lw": 1.8, "shrinkA": 0, "shrinkB": 0},
-                    )  # fmt: skip
+                    # Twice: a wide white arrow below, so that points do not hide it.
+                    for tint, width in (("white", 4.5), (shade, 2.0)):
+                        axis.annotate(
+                            "", xy=after[rows].mean(0), xytext=before[rows].mean(0), zorder=5, arrowprops={
+                                "arrowstyle": "-|>,head_width=0.3,head_length=0.6", "color": tint, "lw": width,
+                                "shrinkA": 0, "shrinkB": 0,
+                            },
+                        )  # fmt: skip
             axis.set(title=title, xlabel="first axis", ylabel="second axis")
         low = np.minimum(before.min(0), after.min(0))
         high = np.maximum(before.max(0), after.max(0))
@@ -98,17 +121,26 @@ def feature_space(study: Study) -> Picture | None:
         move = np.linalg.norm(after - before, axis=1)
         old, new = move[columns < p["new_from"]].mean(), move[columns >= p["new_from"]].mean()
         words = f"Mean shift on these axes: old classes {old:.2f}, new classes {new:.2f}."
+        ends = {
+            f"class {column} ({'new' if column >= p['new_from'] else 'old'})": np.concatenate(
+                [points[columns == column].mean(0) for points in (before, after)]
+            )
+            for column in shown
+        }
+        places = ("before: first axis", "second axis", "perturbed: first axis", "second axis")
+        table = drawn("Mean features of a class, before and after the push", places, ends)
         caption = (
             f"Real features after the last task, seed {run.seed}, on their two main axes; arrows: how far the mean of a"
             " class moves at T-CIL's magnitude (old classes toward the nearest class, new ones toward the farthest)."
+            f" {words}"
         )
-        return picture(figure, caption, words)
+        return picture(figure, caption, words, table)
 
 
 def progression(studies: Sequence[Study]) -> Picture:
     """ECE by task for several learners: as trained, with T-CIL, and with the oracle."""
-    names = {"vanilla": "Vanilla", "t-cil": "T-CIL", "optimal-ts": "Optimal TS"}
-    words = []
+    names = {**_vanilla(studies), "t-cil": "T-CIL", "optimal-ts": "Optimal TS"}
+    words, table = [], {}
     with drawing(1, len(studies), width=max(8.0, 2.5 * len(studies) + 0.8), height=2.9) as (figure, axes):
         top = 0.0
         for axis, study in zip(axes[0], studies, strict=True):
@@ -119,23 +151,28 @@ def progression(studies: Sequence[Study]) -> Picture:
                 style = "--" if name == "optimal-ts" else "-"
                 axis.plot(tasks, mean, style, color=colour(name), marker=MARKERS[index], markersize=3.5, label=title)
                 axis.fill_between(tasks, values.min(0), values.max(0), color=colour(name), alpha=0.15, linewidth=0)
-                words.append(f"{study.settings['learner'].upper()} {title} {', '.join(f'{v:.1f}' for v in mean)}")
+                label = f"{study.settings['learner'].upper()}: {title}"
+                table[label] = values.T
+                words.append(f"{label} {listed(mean)}")
                 top = max(top, float(np.nanmax(values)))
             axis.set(title=str(study.settings["learner"]).upper(), xlabel="after task", xticks=tasks)
         for axis in axes[0]:
             axis.set_ylim(0, 1.05 * top)
         axes[0, 0].set_ylabel("ECE, %")
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
-        return picture(figure, f"ECE by task{_spread(studies, 'bands')}.", "; ".join(words))
+        tasks = [task["task"] for task in studies[0].runs[0].tasks]
+        grid = drawn("ECE after each task, %", tasks, table)
+        return picture(figure, f"ECE by task{_spread(studies, 'bands')}.", "; ".join(words), grid)
 
 
-def against_size(known: Sequence[tuple[int, Study]], label: str) -> Picture:
+def against_size(known: Sequence[tuple[int, Study]], about: str) -> Picture:
     """ECE (vanilla, T-CIL, oracle) and accuracy against a size, mean over tasks, range over seeds."""
-    words = []
+    words, table = [], {}
+    plain = _vanilla([study for _, study in known])
     with drawing(1, 2, height=3.0) as (figure, axes):
         sizes = [size for size, _ in known]
         for axis, key, names in (
-            (axes[0, 0], "ece", {"vanilla": "Vanilla", "t-cil": "T-CIL", "optimal-ts": "Optimal TS"}),
+            (axes[0, 0], "ece", {**plain, "t-cil": "T-CIL", "optimal-ts": "Optimal TS"}),
             (axes[0, 1], "accuracy", {"vanilla": "all calibrators"}),
         ):
             for index, (name, title) in enumerate(names.items()):
@@ -150,13 +187,22 @@ def against_size(known: Sequence[tuple[int, Study]], label: str) -> Picture:
                     capsize=3, linestyle="--" if name == "optimal-ts" else "-",
                 )  # fmt: skip
                 pairs = ", ".join(f"{m:.1f} at {s}" for s, m in zip(sizes, mean, strict=True))
-                words.append(f"{'ECE' if key == 'ece' else key} of {title}: {pairs}")
-            axis.set(xlabel=label, xticks=sizes, ylabel="ECE, %" if key == "ece" else "accuracy, %")
+                label = f"{'ECE' if key == 'ece' else key} of {title}"
+                words.append(f"{label}: {pairs}")
+                table[label] = values
+            axis.set(xlabel=about, xticks=sizes, ylabel="ECE, %" if key == "ece" else "accuracy, %")
         axes[0, 0].set_ylim(bottom=0)
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
-        return picture(
-            figure, f"Against the {label}{_spread([study for _, study in known], 'bars')}.", "; ".join(words)
-        )
+        caption = f"Against the {about}{_spread([study for _, study in known], 'bars')}."
+        grid = drawn(f"Against the {about}, %", sizes, table)
+        return picture(figure, caption, "; ".join(words), grid)
+
+
+def _vanilla(studies: Sequence[Study]) -> dict[str, str]:
+    """Vanilla as in the paper, trained on all the data, where every run has it; else on what validation leaves."""
+    if all(study.vanilla == "vanilla-all-data" for study in studies):
+        return {"vanilla-all-data": "Vanilla (all data)"}
+    return {"vanilla": "Vanilla (validation images held out)"}
 
 
 def _spread(studies: Sequence[Study], mark: str) -> str:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from tcil.calibration.options import Option
+from tcil.experiments.collect import differences
 from tcil.experiments.grids import Cell, Grid, Row
 from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings
@@ -29,7 +30,8 @@ class Standing(Option):
 def plan(runs: Sequence[RunSettings], data: Path | None, standings: Sequence[Standing]) -> Grid:
     """A line per run, and the sum. Datasets that are not there yet leave images and time unknown."""
     rows, total, images_in_all = [], 0.0, 0
-    for settings, standing in zip(runs, standings, strict=True):
+    told = differences([settings.model_dump(mode="json") for settings in runs])
+    for settings, standing, difference in zip(runs, standings, told, strict=True):
         learner_type(settings.learner)
         network_factory(settings.network)
         dataset = _dataset(settings.dataset, data)
@@ -46,15 +48,18 @@ def plan(runs: Sequence[RunSettings], data: Path | None, standings: Sequence[Sta
             seconds = images * seconds_per_image(settings.network, settings.batch_size, run.dataset.image_shape)
             total, images_in_all = total + seconds, images_in_all + images
             cells = ("to run", str(len(run.stream)), f"{images:,}", clock(seconds))
-        rows.append(Row(settings.name, tuple(Cell(words=words) for words in cells)))
+        rows.append(Row(settings.name, tuple(Cell(words=words) for words in (difference, *cells))))
     missing = sum(standing is Standing.MISSING for standing in standings)
     counted = f"{missing} training{'' if missing == 1 else 's'}"
-    note = (
-        f"{counted}, {images_in_all:,} images, about {clock(total)} one after another on this machine;"
-        " distillation, fine-tuning and DER's extractors take more."
-        + (" What is to calibrate or to analyse is not counted." if Standing.TRAINED in standings else "")
+    cost = f"{images_in_all:,} images, about {clock(total)} one after another on this machine"
+    if math.isnan(total):
+        cost = "images and time unknown, since data are missing"
+    note = f"{counted}, {cost}; distillation, fine-tuning and DER's extractors take more." + (
+        " What is to calibrate or to analyse is not counted." if Standing.TRAINED in standings else ""
     )
-    return Grid(f"{counted} to run", ("run", "state", "tasks", "images", "estimated time"), tuple(rows), (note,))
+    return Grid(
+        f"{counted} to run", ("run", "which", "state", "tasks", "images", "estimated time"), tuple(rows), (note,)
+    )
 
 
 @cache

@@ -25,10 +25,11 @@ CURVES = ("vanilla", "ts", "ets", "irm", "perturb-ts", "t-cil", "pact", "first-t
 TEMPERATURES = ("ts", "first-task-ts", "t-cil", "optimal-ts")
 BEFORE_AFTER = ("vanilla", "ts", "t-cil", "pact", "optimal-ts")
 LEAD = (
-    "Figures are percentages, means over tasks unless they stand by task; every calibrator is fitted on the very same"
-    " networks. Rows in italics are not ranked: they see data that the others do not, or have other options. ECE old"
-    " and ECE new are those of images predicted as old and new classes. The floor is what a perfectly calibrated model"
-    " would score by chance."
+    "Figures are percentages, means over tasks (counted from 0) unless they stand by task. Every calibrator is fitted"
+    " on the very same networks; only 'Vanilla, all data' is a second training, without a validation set. Rows in"
+    " italics are not ranked: they see data that the others do not, or have other options. ECE old and ECE new are"
+    " those of images predicted as old and new classes. The floor is what a perfectly calibrated model would score by"
+    " chance."
 )
 
 
@@ -44,6 +45,12 @@ class Section:
     facts: dict[str, Sequence[tuple[str, Any]]] = field(default_factory=dict)
 
     @property
+    def tables(self) -> list[Grid]:
+        """All tables: its own, what its pictures show, and what is folded away."""
+        values = [picture.values for picture in self.pictures if picture.values is not None]
+        return [*self.grids, *values, *(grid for grids in self.more.values() for grid in grids)]
+
+    @property
     def anchor(self) -> str:
         """The name by which links find it."""
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
@@ -52,7 +59,7 @@ class Section:
 def write_report(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
     """Render all that is known of these runs."""
     groups = studies(shown(runs))
-    sections = [study_section(study) for study in groups]
+    sections = study_sections(groups)
     if len(groups) > 1:
         overview = [side_by_side(groups, key) for key in ("ece", "accuracy", "ece_predicted_old", "ece_predicted_new")]
         sections.insert(0, Section("Side by side", grids=overview))
@@ -84,7 +91,12 @@ def inline_svg(picture: Picture, number: int) -> Markup:
     return Markup(body.replace("<svg", str(label), 1))
 
 
-def study_section(study: Study) -> Section:
+def study_sections(groups: Sequence[Study]) -> list[Section]:
+    """A part for each study."""
+    return [_study_section(study) for study in groups]
+
+
+def _study_section(study: Study) -> Section:
     """Everything on runs that differ in their seeds only."""
     n = len(study.runs)
     seeds = ", ".join(str(run.seed) for run in study.runs)

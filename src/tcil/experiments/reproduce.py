@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from tcil.experiments import stopping
 from tcil.experiments.analysis import analyse, is_current
 from tcil.experiments.artifacts import Artifact, Need, all_needs
 from tcil.experiments.calibration import CALIBRATORS
-from tcil.experiments.collect import StoredRun, any_runs, read_runs
+from tcil.experiments.claims import numbered
+from tcil.experiments.collect import StoredRun, any_runs, read_runs, studies
 from tcil.experiments.commands import run_many
 from tcil.experiments.evidence import Evidence
 from tcil.experiments.execute import write_tables
@@ -22,7 +24,7 @@ from tcil.experiments.paper import contradictions
 from tcil.experiments.perform import train
 from tcil.experiments.plan import Standing, plan
 from tcil.experiments.progress import ProgressDisplay
-from tcil.experiments.report import Section, write_page
+from tcil.experiments.report import LEAD, Section, study_sections, write_page
 from tcil.experiments.run import Run
 from tcil.experiments.schedules import Edition
 from tcil.experiments.settings import RunSettings
@@ -61,14 +63,31 @@ def reproduce(
         known = _finished(out, kept)
     evidence = Evidence(editions, [run for run in known.values() if run.complete])
     sections = [artifact.render(evidence) for artifact in artifacts]
-    grids = [grid for section in sections for grid in section.grids]
+    grids = [grid for section in sections for grid in section.tables]
     for grid in grids:
         console.print(terminal(grid))
-    notes = Section("Where the paper disagrees with itself or with its code", contradictions())
+    notes = Section(
+        "Where the paper disagrees with itself or with its code",
+        ["Lines are those of the paper's LaTeX source.", *numbered(dict(enumerate(contradictions(), start=1)))],
+    )
     write_tables(grids, report)
-    page = write_page(report / "report.html", "T-CIL reproduced", REPRODUCED, [*sections, notes])
+    content = [*sections, notes, *_own_runs(artifacts, evidence)]
+    page = write_page(report / "report.html", "T-CIL reproduced", f"{REPRODUCED} {LEAD}", content)
     console.print(f"report {page}\ntables {report / 'tables.md'}, .tex, .csv", highlight=False, soft_wrap=True)
     return sections
+
+
+def _own_runs(artifacts: Sequence[Artifact], evidence: Evidence) -> list[Section]:
+    """Our runs of the main experiments in full, or where there are none, of those that vary a size."""
+    wanted = [one for artifact in artifacts for one in artifact.wanted]
+    found = {
+        run.settings_key: run
+        for one in [one for one in wanted if not one.variation] or wanted
+        for _, study in evidence.on(one.dataset, one.learner, **one.variation)
+        for run in study.runs
+    }
+    sections = study_sections(studies(found.values()))
+    return [replace(section, title=f"Our runs: {section.title}") for section in sections]
 
 
 def _finished(out: Path, kept: Sequence[Path]) -> dict[str, StoredRun]:

@@ -11,7 +11,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and population standard deviation over n values, as the paper reports them.
+    """Mean and population standard deviation over n values, as the paper reports them; n is 0 for a lone number.
 
     >>> from tcil.experiments.statistics import Spread
     >>> Spread.of([4.0, 6.0])
@@ -27,6 +27,11 @@ class Spread:
         """Mean and deviation of values, one per seed."""
         return cls(float(np.mean(values)), float(np.std(values)), len(values))
 
+    @classmethod
+    def lone(cls, value: float) -> Spread:
+        """A number that is not a mean over seeds, such as a difference of means."""
+        return cls(value, 0.0, 0)
+
 
 @dataclass(frozen=True)
 class PairedDifference:
@@ -36,6 +41,11 @@ class PairedDifference:
     low: float | None
     high: float | None
     n: int
+
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """Both ends."""
+        return self.low, self.high
 
     @property
     def excludes_zero(self) -> bool:

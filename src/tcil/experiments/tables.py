@@ -10,7 +10,7 @@ from typing import Any
 
 from tcil.calibration.errors import invalid
 from tcil.calibration.options import Verdict
-from tcil.experiments.collect import StoredRun, Study, place, shown
+from tcil.experiments.collect import StoredRun, Study, place, shown, studies
 from tcil.experiments.grids import Cell, Grid, Row
 from tcil.experiments.statistics import Spread, paired_difference
 
@@ -52,22 +52,34 @@ def percent(values: Sequence[float | None], bold: bool = False) -> Cell:
     return Cell(Spread.of(known), bold=bold)
 
 
-def best(scores: Mapping[str, Sequence[float | None]]) -> str | None:
-    """The name with the least mean, if paired intervals tell it from every other; else None."""
-    known = {name: [v for v in values if v is not None] for name, values in scores.items() if None not in values}
-    known = {name: values for name, values in known.items() if len(values) > 1}
+def best(study: Study, names: Sequence[str], key: str) -> str | None:
+    """The calibrator with the least mean, if it has every seed, and paired intervals tell it from every other."""
+    known = {}
+    for name in names:
+        own = study.having(name)
+        values = {run.seed: run.mean(name, key) for run in own.runs} if own is not None else {}
+        answers = {seed: value for seed, value in values.items() if value is not None}
+        if answers and len(answers) == len(values):  # what is shown as n/a is not ranked
+            known[name] = answers
     if len(known) < 2:
         return None
-    first = min(known, key=lambda name: sum(known[name]) / len(known[name]))
-    others = (paired_difference(known[first], values) for name, values in known.items() if name != first)
-    return first if all(difference.excludes_zero for difference in others) else None
+    first = min(known, key=lambda name: sum(known[name].values()) / len(known[name]))
+    ours = known.pop(first)
+    if len(ours) < len(study.runs):
+        return None
+    for others in known.values():
+        difference = paired_difference([ours[seed] for seed in others], list(others.values()))
+        told = difference.excludes_zero if len(others) == len(ours) else difference.mean > 0
+        if not told:
+            return None
+    return first if len(ours) > 1 else None
 
 
 def summary(study: Study) -> Grid:
     """Means over tasks of every calibrator; the oracles and what needs old-task data stand apart."""
     titles = study.titles()
     ranked = [name for name, (_, block) in titles.items() if block == "ranked"]
-    winner = {key: best({name: study.means(name, key) for name in ranked}) for key in ERRORS}
+    winner = {key: best(study, ranked, key) for key in ERRORS}
     rows = [
         Row(
             title,
@@ -78,7 +90,19 @@ def summary(study: Study) -> Grid:
         for name, (title, block) in titles.items()
     ]
     title = f"{study.title}: mean over {study.n_tasks} tasks, %"
-    return Grid(title, ("calibrator", *COLUMNS.values()), tuple(rows), tuple(remarks(study)))
+    notes = (_over_seeds([study], bold=any(winner.values())), *remarks(study))
+    return Grid(title, ("calibrator", *COLUMNS.values()), tuple(rows), notes)
+
+
+def _over_seeds(studies: Sequence[Study], bold: bool) -> str:
+    """Over how many seeds a table is, and what its marks mean."""
+    seeds = sorted({len(study.runs) for study in studies})
+    if seeds == [1]:
+        return "One seed."
+    note = f"{' or '.join(map(str, seeds))} seeds: mean ± standard deviation; n where a row has fewer."
+    return note + (
+        " Bold: the lowest ranked row, by the paired 95 % intervals to all that have every seed." if bold else ""
+    )
 
 
 def remarks(study: Study) -> list[str]:
@@ -129,38 +153,39 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], key: str) -> Grid
     Runs pair when all their settings agree, but for those in which the whole of A differs from the whole of B.
     """
     changed = _changed(a, b)
-    left_runs, right_runs = ({_pairing(run, changed): run for run in shown(runs)} for runs in (a, b))
-    pairs = [(left_runs[same], right_runs[same]) for same in left_runs if same in right_runs]
+    left_runs, right_runs = ({run.without(*changed): run for run in shown(runs)} for runs in (a, b))
+    pairs = {same: (left_runs[same], right_runs[same]) for same in left_runs if same in right_runs}
     if not pairs:
         raise invalid("B", "no run with the settings of one in A", "runs to pair with those of A")
     rows = []
-    for group in dict.fromkeys(_group(left) for left, _ in pairs):
-        own = [pair for pair in pairs if _group(pair[0]) == group]
-        titles = {**Study(tuple(pair[0] for pair in own)).titles(), **Study(tuple(pair[1] for pair in own)).titles()}
-        for name, (title, block) in sorted(titles.items(), key=place):
-            values = [(left.mean(name, key), right.mean(name, key)) for left, right in own]
-            known = [(100 * x, 100 * y) for x, y in values if x is not None and y is not None]
-            cells: tuple[Cell, ...] = (Cell(words="n/a"),) * 4
-            if known:
-                left_values, right_values = zip(*known, strict=True)
-                difference = paired_difference(left_values, right_values)
-                interval = "one pair" if difference.low is None else f"{difference.low:+.2f} to {difference.high:+.2f}"
-                cells = (
-                    Cell(Spread.of(left_values)),
-                    Cell(Spread.of(right_values)),
-                    Cell(Spread(difference.mean, 0.0, 1), signed=True, bold=difference.excludes_zero),
-                    Cell(words=f"{interval} (n = {difference.n})"),
-                )
-            rows.append(Row(f"{group[1].upper()} on {group[0]}: {title}", cells, "/".join(group), block != "ranked"))
-    notes = (
-        "Mean over tasks, %. Bold: the 95 % interval of the paired difference excludes zero.",
+    for study in studies(left for left, _ in pairs.values()):
+        other = Study(tuple(pairs[run.without(*changed)][1] for run in study.runs))
+        for name, (title, block) in sorted({**study.titles(), **other.titles()}.items(), key=place):
+            cells = _paired(study, other, name, key)
+            rows.append(Row(f"{study.title}: {title}", cells, study.title, block != "ranked"))
+    alone = [len(side) - len(pairs) for side in (left_runs, right_runs)]
+    notes = [
+        "Mean over tasks, %; ± standard deviation over seeds. Bold: the 95 % interval of the paired difference (low to"
+        " high, over n pairs) excludes zero.",
         f"What changed: {'; '.join(changed.values()) or 'no setting'}.",
-    )
-    return Grid(f"{COLUMNS[key]}, A against B", ("", "A", "B", "B - A", "95 % interval"), tuple(rows), notes)
+    ]
+    notes += [f"Left out, without a run to pair with: {alone[0]} of A, {alone[1]} of B."] if any(alone) else []
+    columns = ("", "A", "B", "B - A", "low", "high", "n")
+    return Grid(f"{COLUMNS[key]}, A against B", columns, tuple(rows), tuple(notes))
 
 
-def _group(run: StoredRun) -> tuple[str, str]:
-    return str(run.settings["dataset"]), str(run.settings["learner"])
+def _paired(left: Study, right: Study, name: str, key: str) -> tuple[Cell, ...]:
+    """A calibrator on both sides, and the paired difference over the runs where both have an answer."""
+    sides = percent_of(left, name, key), percent_of(right, name, key)
+    values = [(x, y) for x, y in zip(left.means(name, key), right.means(name, key), strict=True)]
+    known = [(100 * x, 100 * y) for x, y in values if x is not None and y is not None]
+    if not known:
+        return (*sides, *[Cell(words="")] * 4)
+    left_values, right_values = zip(*known, strict=True)
+    difference = paired_difference(left_values, right_values)
+    ends = [Cell(words="") if end is None else Cell(Spread.lone(end), signed=True) for end in difference.interval]
+    shift = Cell(Spread.lone(difference.mean), signed=True, bold=difference.excludes_zero)
+    return (*sides, shift, *ends, Cell(words=str(difference.n)))
 
 
 def _changed(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> dict[str, str]:
@@ -173,10 +198,6 @@ def _changed(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> dict[str, str]:
     return found
 
 
-def _pairing(run: StoredRun, changed: Mapping[str, str]) -> str:
-    return json.dumps({k: v for k, v in run.settings.items() if k not in changed}, sort_keys=True)
-
-
 def side_by_side(studies: Sequence[Study], key: str) -> Grid:
     """One figure, mean over tasks, of every calibrator (rows) in every study (columns)."""
     titles: dict[str, tuple[str, str]] = {}
@@ -185,7 +206,7 @@ def side_by_side(studies: Sequence[Study], key: str) -> Grid:
             titles.setdefault(name, title)
     titles = dict(sorted(titles.items(), key=place))
     ranked = [name for name, (_, block) in titles.items() if block == "ranked"]
-    winner = [best({name: study.means(name, key) for name in ranked}) if key in ERRORS else None for study in studies]
+    winner = [best(study, ranked, key) if key in ERRORS else None for study in studies]
     rows = [
         Row(
             title,
@@ -195,14 +216,9 @@ def side_by_side(studies: Sequence[Study], key: str) -> Grid:
         )
         for name, (title, block) in titles.items()
     ]
-    seeds = sorted({len(study.runs) for study in studies})
-    counts = " or ".join(map(str, seeds)) + (" seed" if seeds == [1] else " seeds")
-    note = f"{counts}; mean ± standard deviation."
-    if any(winner):
-        note += " Bold: better than every other ranked row with all seeds, by the paired 95 % intervals."
     return Grid(
         f"{COLUMNS[key]}: {MEANING[key]}; mean over tasks, %",
         ("calibrator", *(study.title for study in studies)),
         tuple(rows),
-        (note,),
+        (_over_seeds(studies, bold=any(winner)),),
     )
