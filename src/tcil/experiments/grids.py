@@ -119,8 +119,8 @@ def latex(grid: Grid) -> str:
 
     caption = rf"\caption{{{safe(grid.title)}}}"
     if grid.wordy:
-        share = f"p{{\\dimexpr {1 / len(grid.columns):.3f}\\linewidth-2\\tabcolsep\\relax}}"
-        lines = [r"{\footnotesize", rf"\begin{{longtable}}{{{share * len(grid.columns)}}}", caption + r" \\"]
+        widths = "".join(f"p{{\\dimexpr {share:.3f}\\linewidth-2\\tabcolsep\\relax}}" for share in _shares(grid))
+        lines = [r"{\footnotesize", rf"\begin{{longtable}}{{{widths}}}", caption + r" \\"]
         end = [r"\end{longtable}"]
         close = ["}", ""]
     else:
@@ -136,9 +136,18 @@ def latex(grid: Grid) -> str:
             lines.append(r"\midrule")
             block = row.block
         lines.append(" & ".join([safe(row.label), *(shown(cell) for cell in row.cells)]) + r" \\")
+        lines += [r"\addlinespace"] if grid.wordy else []
     lines += [r"\bottomrule", *end]
     lines += [rf"\par\footnotesize {safe(note)}" for note in grid.notes]
     return "\n".join([*lines, *close])
+
+
+def _shares(grid: Grid) -> list[float]:
+    """Of the width of a page, what each column of words gets: as the root of its longest cell."""
+    texts = [(row.label, *(cell.text() for cell in row.cells)) for row in grid.rows]
+    longest = [max(map(len, column)) for column in zip(grid.columns, *texts, strict=True)]
+    roots = [length**0.5 for length in longest]
+    return [root / sum(roots) for root in roots]
 
 
 def comma_separated(grids: Sequence[Grid]) -> str:
