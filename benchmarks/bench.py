@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def measure() -> None:
     figures = [figure for name, threads in BENCHMARKS.items() for figure in run(name, threads)]
     record["minutes"] = round((time.perf_counter() - started) / 60, 1)
     record["processor_minutes"] = round((os.times().children_user + os.times().children_system) / 60, 1)
-    record["figures"] = [{**ledger.asdict(figure), "goal": figure.goal, "met": figure.met} for figure in figures]
+    record["figures"] = [{**asdict(figure), "goal": figure.goal, "met": figure.met} for figure in figures]
     KEPT.mkdir(parents=True, exist_ok=True)
     path = KEPT / f"{record['date'].replace(' ', '-').replace(':', '')}-{record['commit'].rstrip('+')}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")

@@ -36,7 +36,7 @@ from tcil.calibration.classifier import Classifier
 from tcil.calibration.perturbation import DirectionPolicy
 from tcil.calibration.storage import replace_file
 from tcil.calibration.temperature import solve_temperature
-from tcil.experiments.analysis import Perturbed
+from tcil.experiments.analysis import Exemplars, Perturbed
 from tcil.experiments.calibration import FinishedTask
 from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings
@@ -252,7 +252,9 @@ VARIANTS: dict[str, tuple[str, Variant]] = {
 # measuring --------------------------------------------------------------------------------------------------------
 
 
-def surrogates(run: Run, task: FinishedTask, rows: Tensor, magnitude: float) -> dict[str, tuple[Tensor, Tensor]]:
+def surrogates(
+    run: Run, task: FinishedTask, exemplars: Exemplars, rows: Tensor, magnitude: float
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Exemplars changed in several ways, as stand-ins for unseen images."""
     assert task.model is not None
     assert task.memory is not None
@@ -260,7 +262,7 @@ def surrogates(run: Run, task: FinishedTask, rows: Tensor, magnitude: float) -> 
     generator = torch.Generator().manual_seed(0)
     found = {}
     for name, policy in {"near": DirectionPolicy.CLOSEST, "far": DirectionPolicy.FARTHEST}.items():
-        found[name] = Perturbed(task, policy).logits(magnitude), columns
+        found[name] = Perturbed(exemplars, policy).logits(magnitude), columns
     shifted = Pixels(replace(run.dataset, padding=4)).augmented(run.dataset.train, rows, generator)
     partner = torch.empty_like(columns)
     for column in columns.unique():
@@ -326,10 +328,11 @@ def measure(folder: Path, data: Path | None, before: dict[str, Any] | None = Non
             changed, steps = {}, {}
             if before is None:
                 magnitude = evidence.result.magnitude
-                changed = surrogates(run, finished, memory.rows, magnitude)
-                pushed = Perturbed(finished, DirectionPolicy.PAPER)
+                exemplars = Exemplars(finished)
+                changed = surrogates(run, finished, exemplars, memory.rows, magnitude)
+                pushed = Perturbed(exemplars, DirectionPolicy.PAPER)
                 for size in (0.25, 0.5, 0.75, 1.0, 1.5):
-                    steps[size * magnitude] = pushed.logits(size * magnitude), pushed.columns
+                    steps[size * magnitude] = pushed.logits(size * magnitude), exemplars.columns
             for name in chosen:
                 known = Known(finished, evidence, changed, steps, memories[name])
                 started = time.process_time()

@@ -113,7 +113,8 @@ def measure() -> list[ledger.Figure]:
         taken[other], answers[other] = ledger.timed(run)
     # The others have one run each, so ours is the middle one of its three, not the best.
     middle, answers["ours"] = sorted((seconds for seconds, _ in ours), key=lambda s: s.cpu)[1], ours[-1][1]
-    floors, ways, details = {"": 0.0, "folded ": 0.0}, {}, dict(counts)
+    floors, ways = {"": 0.0, "folded ": 0.0}, {}
+    details: dict[str, float] = dict(counts)
     for kind, by_way in passes.items():
         cost = {how: min(one[kind, how].cpu for one in bare) / 256 for how in by_way}
         ways[kind] = min(cost, key=cost.__getitem__)

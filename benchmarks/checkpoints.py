@@ -33,7 +33,7 @@ import official
 
 from tcil.calibration.perturbation import DirectionPolicy, search_magnitude
 from tcil.calibration.temperature import Solver, solve_temperature
-from tcil.experiments.analysis import Perturbed
+from tcil.experiments.analysis import Exemplars, Perturbed
 from tcil.experiments.calibration import FinishedTask
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,7 +71,7 @@ def calibrated(
     return rows
 
 
-def scores(probs: torch.Tensor, labels: torch.Tensor, new_classes: range) -> dict[str, float]:
+def scores(probs: torch.Tensor, labels: torch.Tensor, new_classes: range) -> dict[str, float | None]:
     groups = tcil.metrics.predicted_groups(probs, new_classes)
     estimate = tcil.metrics.calibration_estimate(probs, labels, groups=groups)
     ece = tcil.metrics.expected_calibration_error(probs, labels, groups=groups)
@@ -142,13 +142,12 @@ def sgd_spread(folder: Path, n_seeds: int) -> None:
         order = torch.cat([is_new.nonzero(), (~is_new).nonzero()]).squeeze(1)  # as T-CIL has them: SGD sees an order
         memory, n_new = (task.memory[0][order], task.memory[1][order]), int(is_new.sum())
         nothing = torch.empty(0)
-        pushed = Perturbed(
-            FinishedTask(
-                index, task.new_classes, (), logits, labels, *valid, *([nothing] * 4), model=task.model, memory=memory
-            ),
-            DirectionPolicy.PAPER,
-        )
-        new_at = cache(lambda magnitude: pushed.logits(magnitude, torch.arange(n_new)))  # noqa: B023
+        finished = FinishedTask(
+            index, task.new_classes, (), logits, labels, valid[0], valid[1], nothing, nothing, nothing, nothing,
+            model=task.model, memory=memory,
+        )  # fmt: skip
+        pushed = Perturbed(Exemplars(finished), DirectionPolicy.PAPER)
+        new_at = cache(lambda magnitude: pushed.logits(magnitude, new_only=True))  # noqa: B023
         all_at = cache(lambda magnitude: pushed.logits(magnitude))  # noqa: B023
         for seed in range(n_seeds):
             solve = partial(solve_temperature, solver=Solver.SGD, seed=seed)
@@ -167,8 +166,8 @@ def sgd_spread(folder: Path, n_seeds: int) -> None:
                 found[key].setdefault(str(index), []).append(round(float(value), 6))
     record = {"command": f"TCIL_DATA=DIR python benchmarks/checkpoints.py --sgd {n_seeds}", **found}
     (ROOT / "docs/results/official-sgd.json").write_text(json.dumps(record, indent=1) + "\n")
-    for index, values in found["ece"].items():
-        print(f"task {index}: ECE {100 * np.mean(values):.2f} +- {100 * np.std(values):.2f}")
+    for name, values in found["ece"].items():
+        print(f"task {name}: ECE {100 * np.mean(values):.2f} +- {100 * np.std(values):.2f}")
 
 
 def main() -> None:

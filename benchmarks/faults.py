@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -80,6 +81,7 @@ class Command:
 
     def __init__(self, words: list[str], log: Path, patch: Patch = nothing) -> None:
         self._log = log
+        self._code: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             code = 70
@@ -106,12 +108,10 @@ class Command:
                 os._exit(code)
 
     def running(self) -> bool:
-        if self.pid is None:
-            return False
-        done, status = os.waitpid(self.pid, os.WNOHANG)
-        if done:
-            self.pid, self.code = None, os.waitstatus_to_exitcode(status)
-        return not done
+        if self._code is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if done else None
+        return self._code is None
 
     def wait(self, patience: float = PATIENCE) -> tuple[int, str]:
         limit = time.monotonic() + patience
@@ -120,7 +120,8 @@ class Command:
                 os.kill(self.pid, signal.SIGKILL)
                 raise Lost(f"it hangs: {self._log.read_text()[-500:]}")
             time.sleep(0.01)
-        return self.code, self._log.read_text()
+        assert self._code is not None
+        return self._code, self._log.read_text()
 
 
 def warm_up() -> None:
@@ -216,12 +217,12 @@ def count_steps(log: Path) -> None:
     """A byte in the file for every step that this process takes."""
     exchange = training._exchange
 
-    def counted(*args):
+    def counted(*args: Any) -> Any:
         with log.open("ab") as file:
             file.write(b".")
         return exchange(*args)
 
-    training._exchange = counted
+    training._exchange = counted  # type: ignore[assignment]
 
 
 def at_work(out: Path) -> list[int]:
@@ -290,7 +291,7 @@ def killed_driver(lab: Lab, patch: Patch = nothing) -> int:
     except Lost:
         kill(list(filter(alive, workers)))
         raise
-    went_on = [run.name for run in early if read_status(run).state != "stopped"]
+    went_on = [run.name for run in early if (status := read_status(run)) is None or status.state != "stopped"]
     require(not went_on, f"workers went on though the sweep was dead: {went_on}")
     lab.settle(out, *processes())
     return 1
@@ -327,23 +328,24 @@ def failed_write(lab: Lab, patch: Patch = nothing) -> int:
 
     def limit() -> None:
         patch()
-        write, count = store_module.replace_file, 0
+        write, count = store_module.replace_file, 0  # type: ignore[attr-defined]
 
         def limited(path: Path, content: bytes) -> None:
             nonlocal count
             count += path.name not in PASSING
             if count != at or path.name in PASSING:
-                return write(path, content)
+                write(path, content)
+                return
             old = path.read_bytes().hex() if path.exists() else None
             note.write_text(json.dumps({"path": str(path), "old": old}))
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * len(content)), hard))
             try:
-                return write(path, content)
+                write(path, content)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
-        store_module.replace_file = limited
+        store_module.replace_file = limited  # type: ignore[attr-defined]
 
     code, said = lab.start(out, patch=limit).wait()
     failed = json.loads(note.read_text())
@@ -479,7 +481,7 @@ class RayCluster:
         self.head = self._start("127.0.0.2", *words)
         self.start_second()
 
-    def _start(self, ip: str, *words: str) -> subprocess.Popen:
+    def _start(self, ip: str, *words: str) -> subprocess.Popen[bytes]:
         own = [f"--node-ip-address={ip}", "--num-cpus=1", "--object-store-memory=80000000", "--block"]
         return subprocess.Popen(
             [self.ray, "start", *own, *words],

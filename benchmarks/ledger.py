@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 from rich.table import Table
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ def timed(run: Callable[[], Any]) -> tuple[Seconds, Any]:
     return Seconds(time.perf_counter() - wall, time.process_time() - cpu), result
 
 
-def best(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Seconds]:
+def best(contestants: Mapping[Name, Callable[[], Any]], rounds: int) -> dict[Name, Seconds]:
     """The least time of each, taken in turns so that a busy spell of the machine meets them all."""
-    times: dict[str, list[Seconds]] = {name: [] for name in contestants}
+    times: dict[Name, list[Seconds]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, run in contestants.items():
             times[name].append(timed(run)[0])

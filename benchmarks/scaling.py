@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def one(memory: int, classes: int, batch: int) -> dict[str, Any]:
 
         return run
 
-    module.solve_temperature = clocked("solves", module.solve_temperature)  # type: ignore[assignment]
+    module.solve_temperature = clocked("solves", module.solve_temperature)  # type: ignore[attr-defined]
     ClassMeans.add = clocked("means and targets", ClassMeans.add)  # type: ignore[method-assign]
     TargetChooser.__call__ = clocked("means and targets", TargetChooser.__call__)  # type: ignore[method-assign]
 
@@ -170,7 +171,7 @@ def at_imagenet_size() -> dict[str, float]:
     for classes in (1000, 10_000):
         means, rows = torch.randn(classes, 512, dtype=torch.float64), torch.randn(256, 512)
         choose = TargetChooser(DirectionPolicy.PAPER, means, torch.arange(classes) >= classes // 10, 0)
-        seconds = ledger.best({"": lambda choose=choose, rows=rows: choose(rows, torch.arange(256))}, 3)[""]
+        seconds = ledger.best({"": partial(choose, rows, torch.arange(256))}, 3)[""]
         found[f"ms a target among {classes}"] = 1e3 * seconds.cpu / len(rows)
     return found
 
@@ -195,7 +196,7 @@ def graph_size(network: Any, images: Any) -> int:
 
 def measure() -> list[ledger.Figure]:
     found = cases()
-    shown = {
+    shown: dict[str, dict[str, Any]] = {
         over: {
             "seconds": line(rows, over, "seconds"), "network": line(rows, over, "network"),
             "solves": line(rows, over, "solves"), "peak, MB": line(rows, over, "peak, MB"),

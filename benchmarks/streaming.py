@@ -27,7 +27,8 @@ class Network(nn.Module):
         self.conv, self.fc = nn.Conv2d(3, 8, 32, stride=32), nn.Linear(8 * 49, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(torch.relu(self.conv(x)).flatten(1))
+        logits: Tensor = self.fc(torch.relu(self.conv(x)).flatten(1))
+        return logits
 
 
 class Memory:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -113,7 +114,7 @@ def against_bare() -> list[ledger.Figure]:
     figures = []
     layout = Layout.CHANNELS_LAST
     for name, factory in (("ResNet-32", resnet32), ("small ResNet", small_resnet)):
-        model = factory(10).to(memory_format=layout.form)
+        model = factory(10).to(memory_format=layout.form)  # type: ignore[call-overload]
         bare(model, layout)  # warm up
         contestants = {"loop": partial(loop, model, dataset(layout)), "bare": partial(bare, model, layout)}
         times = ledger.best(contestants, ROUNDS)
@@ -133,7 +134,8 @@ def against_plain() -> list[ledger.Figure]:
     for name, factory, steps in (("ResNet-32", resnet32, 1), ("small ResNet", small_resnet, 4)):
         torch.set_num_threads(os.cpu_count() or 1)
         chosen = choose_placement(factory, (3, 32, 32), BATCH)
-        ours, theirs = factory(10).to(memory_format=chosen.layout.form), factory(10)
+        ours = factory(10).to(memory_format=chosen.layout.form)  # type: ignore[call-overload]
+        theirs = factory(10)
         data = dataset(chosen.layout, steps)
         loader = torch.utils.data.DataLoader(Pictures(data.train.images, data.train.labels), BATCH, shuffle=True)
         contestants = {
@@ -168,7 +170,8 @@ def expandable(epochs: int) -> list[ledger.Figure]:
     torch.set_num_threads(1)
     layout = Layout.CHANNELS_LAST
     data = replace(dataset(layout), padding=0)
-    model = ExpandableNetwork(small_resnet(1).to(memory_format=layout.form), 10)
+    first = small_resnet(1).to(memory_format=layout.form)  # type: ignore[call-overload]
+    model = ExpandableNetwork(first, 10)
     model.expand(10, 2)
     model.expand(10, 2)
     frozen, images = Frozen(model.extractors), torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=layout.form)
@@ -188,7 +191,7 @@ def expandable(epochs: int) -> list[ledger.Figure]:
     def on_features(features: Tensor, y: Tensor) -> Tensor:
         return nn.functional.cross_entropy(model.fc(features), y)
 
-    contestants = {
+    contestants: dict[str, Callable[[], Any]] = {
         "kept": partial(finetune, frozen, on_features),
         "anew": partial(finetune, None, lambda x, y: on_features(plain(x), y)),
         "folded": lambda: [frozen(images) for _ in range(4)],
