@@ -66,8 +66,8 @@ DIFFERENCES = """- **Accuracy.** On `cifar100-mini` it is 1 to 12 points below t
 - **T-CIL's temperature is too high after the second task** with every learner (table above), and with all but EEIL
   too low after the last on `cifar100-mini`.
 - **Temperature against magnitude is not monotone at full size**: {dip} perhaps
-  since a small push toward the farthest class leads exemplars away from those that they are taken for, which shows where
-  they are not known by heart. All targets are above where it starts, so that the search has one answer.
+  since a small push toward the farthest class leads exemplars away from those that they are taken for, which shows
+  where they are not known by heart. All targets are above where it starts, so that the search has one answer.
 - **Δε\\* tells the policies apart less than in the paper**: T-CIL's is the lowest after the last two tasks on
   `cifar100-mini`, and at full size after the last alone. The gaps between old and new, in accuracy and in
   mispredictions, do grow at full size as in the paper (claims above).
