@@ -115,6 +115,7 @@ def feature_space(study: Study) -> Picture | None:
             axis.set(title=title, xlabel="first axis", ylabel="second axis")
         low = np.minimum(before.min(0), after.min(0))
         high = np.maximum(before.max(0), after.max(0))
+        low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
         for axis in axes[0]:
             axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=4)
