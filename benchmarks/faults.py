@@ -359,6 +359,15 @@ def failed_write(lab: Lab, patch: Patch = nothing) -> int:
     return 1
 
 
+def is_read_again(path: Path) -> bool:
+    """Whether a run that goes on reads this file, and does not write it anew or remove it unseen."""
+    if path.name in ("indices.safetensors", "logits.safetensors"):
+        return (path.parent / "results.json").exists()  # else the sweep was killed while this task was calibrated
+    if path.name in ("epoch.safetensors", "stage.safetensors"):
+        return not (path.parent / "model.safetensors").exists()
+    return path.name != "status.json"
+
+
 def damaged_file(lab: Lab, patch: Patch = nothing) -> int:
     """A file cut short or with one bit flipped, in a finished or an interrupted sweep: named, and made anew."""
     out = lab.fresh()
@@ -370,7 +379,7 @@ def damaged_file(lab: Lab, patch: Patch = nothing) -> int:
             os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait()
     files = sorted(path for path in out.rglob("*") if path.suffix in (".json", ".safetensors"))
-    victim = lab.draw.choice([path for path in files if path.name != "status.json"])
+    victim = lab.draw.choice([path for path in files if is_read_again(path)])
     content = bytearray(victim.read_bytes())
     if lab.draw.random() < 0.3:
         content = content[: lab.draw.randrange(len(content))]
