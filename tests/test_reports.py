@@ -116,10 +116,10 @@ class TestGrids:
     def test_csv_is_one_line_per_cell_of_any_table(self):
         lone = Grid("lone", ("", "diff", "of one seed"), (Row("T", (Cell(Spread.lone(-2.0)), Cell(Spread.of([3.0])))),))
         rows = list(csv.reader(io.StringIO(grids.comma_separated([self.grid, lone]))))
-        assert rows[0] == ["table", "block", "row", "column", "value", "std", "n", "bold", "note"]
-        assert rows[1] == ["A & B <i>", "ranked", "TS | <b>", "ECE_%", "5", "1", "2", "yes", ""]
-        assert rows[2] == ["A & B <i>", "oracle", "oracle", "ECE_%", "n/a", "", "", "", ""]
-        assert [row[3:7] for row in rows[3:]] == [["diff", "-2", "", ""], ["of one seed", "3", "", "1"]]
+        assert rows[0] == ["table", "line", "block", "row", "column", "value", "std", "n", "bold", "note"]
+        assert rows[1] == ["A & B <i>", "1", "ranked", "TS | <b>", "ECE_%", "5", "1", "2", "yes", ""]
+        assert rows[2] == ["A & B <i>", "2", "oracle", "oracle", "ECE_%", "n/a", "", "", "", ""]
+        assert [row[4:8] for row in rows[3:]] == [["diff", "-2", "", ""], ["of one seed", "3", "", "1"]]
 
     def test_html_is_escaped_and_has_headers(self):
         page = str(grids.html(self.grid))
@@ -141,12 +141,8 @@ class TestCollect:
         other = stored(build({"seed": 1, "class_order_seed": 7}), {"ts": 0.2})
         first, second = collect.studies([*plain, other])
         assert [len(first.runs), len(second.runs)] == [2, 1]
-        assert first.title.endswith("class_order_seed none")
-        assert second.title.endswith("class_order_seed 7")
-        # Unless each run has classes of its own: then they are draws of one study.
-        draws = [stored(build({"seed": seed, "class_order_seed": seed}), {"ts": 0.1}) for seed in (1, 2, 3)]
-        (study,) = collect.studies(draws)
-        assert len(study.runs) == 3
+        assert [first.difference, second.difference] == ["", "class_order_seed 7"]
+        assert len(collect.studies([plain[1], other])) == 2  # whatever else is there
 
     def test_titles_have_no_more_than_tells_studies_apart(self):
         settings = [{"preset": "cifar100-mini"}, {"preset": "cifar100-mini", "memory": 100}, {"preset": "cifar100"}]
@@ -330,8 +326,8 @@ class TestCompare:
         collect.keep(own, second)
         output = command("compare", first, second, "--out", tmp_path / "tables")
         rows = list(csv.reader((tmp_path / "tables/tables.csv").read_text().splitlines()))
-        lines = [row for row in rows if (row[0], row[2]) == ("ECE, A against B", "ER on noisy-digits: TS")]
-        found = {row[3]: row[4] for row in lines}
+        lines = [row for row in rows if (row[0], row[3]) == ("ECE, A against B", "ER on noisy-digits: TS")]
+        found = {row[4]: row[5] for row in lines}
         assert found["B - A"] == "1.5"
         ends = stats.ttest_1samp([1.0, 2.0], 0).confidence_interval(0.95)
         assert [float(found[end]) for end in ("low", "high")] == pytest.approx(list(ends), rel=1e-4)
@@ -348,6 +344,20 @@ class TestCompare:
         assert found["ER on noisy-digits, memory 60: irm"] == ["20.00 ± 0.00", "not run", "", "", "", ""]
         assert found["ER on noisy-digits, memory 60: ts"][2:] == ["+1.50", "-4.85", "+7.85", "2"]
         assert "Left out, without a run to pair with: 0 of A, 2 of B." in grid.notes
+
+    def test_both_sides_are_over_the_same_pairs(self):
+        a = [stored(build({"seed": s}), {"ts": s / 100}) for s in (1, 2, 3)]
+        b = [stored(build({"seed": s}), {"ts": s / 100} if s > 1 else {"irm": 0.1}) for s in (1, 2, 3)]
+        (row,) = [row for row in tables.comparison(a, b, "ece").rows if row.label.endswith(": ts")]
+        assert [cell.text() for cell in row.cells] == ["2.50 ± 0.50", "2.50 ± 0.50", "+0.00", "+0.00", "+0.00", "2"]
+
+    def test_imported_runs_pair_wherever_they_lie(self):
+        run = stored(build({"seed": 1}), {"ts": 0.1})
+        settings = {"dataset": "mine", "learner": "own", "imported": True}
+        a, b = (dataclasses.replace(run, path=Path(name), settings=settings) for name in ("a", "b"))
+        (row,) = tables.comparison([a], [b], "ece").rows
+        assert row.cells[-1].words == "1"
+        assert [study.title for study in collect.studies([a, b])] == ["OWN on mine, a", "OWN on mine, b"]
 
     def test_nothing_to_pair(self, runs, tmp_path):
         own = [r for r in collect.read_runs([runs]) if r.settings["learner"] == "er"]
@@ -480,6 +490,28 @@ class TestReproduce:
         answer = checks.CHECKS["reserve_costs_accuracy"].ask(Evidence([edition], runs), edition)
         assert (answer.ours, answer.n) == ("60.00 % with the reserve, 70.00 % without", 1)
         assert checks.CHECKS["reserve_costs_accuracy"].ask(Evidence([edition], runs[::2]), edition) is None
+
+    def test_learners_without_a_common_seed_are_not_compared(self):
+        (edition, *_) = editions("short")
+        runs = [
+            stored(edition.settings("cifar100", learner, seed), {"t-cil": 0.1})
+            for learner, seed in (("er", 1), ("wa", 2))
+        ]
+        assert checks.CHECKS["wa_on_tiny_is_the_exception"].ask(Evidence([edition], runs), edition) is None
+
+    @pytest.mark.parametrize(
+        ("changes", "verdict"), [((-0.1, -0.11), "in part"), ((-0.1, 0.12), "undecided"), ((0.1, 0.11), "no")]
+    )
+    def test_undecided_where_an_interval_includes_zero(self, changes, verdict):
+        (edition, *_) = editions("short")
+        runs = [
+            stored(
+                edition.settings("cifar100", "er", seed, memory=500, validation=100),
+                {"vanilla": 0.3, "t-cil": 0.3 + change},
+            )
+            for seed, change in enumerate(changes, start=1)
+        ]
+        assert checks.CHECKS["memory_sizes"].ask(Evidence([edition], runs), edition).verdict == verdict
 
     @pytest.mark.parametrize(("tcil", "verdict"), [(0.2, "in part"), (0.4, "no"), (None, "no")])
     def test_verdicts(self, tcil, verdict):

@@ -245,7 +245,7 @@ def _ece_progression(evidence: Evidence) -> Section:
                 missing += [
                     f"{k.upper()}: not run ({where})." for k, s in found.items() if s is None and k in edition.learners
                 ]
-        if not any(evidence.study(e, dataset, "er") for e in evidence.editions):
+        if not any(evidence.study(e, dataset, learner) for e in evidence.editions for learner in LEARNERS):
             missing.append(f"{paper.DATASETS[dataset]} was not run.")
     return Section(ARTIFACTS["ece-progression"].title, missing, pictures=pictures)
 

@@ -17,7 +17,6 @@ from tcil.experiments.checksums import is_sealed_json, open_json
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.store import RunFolder
 
-_DRAWS = ("validation_seed", "class_order_seed")  # which images are held out, and the order of the classes
 _PLAINEST = ("network", "epochs", "tasks", "memory", "validation", "reserve")  # what readers know runs by
 
 
@@ -51,9 +50,13 @@ class StoredRun:
         return int(self.settings.get("seed", 0))
 
     def without(self, *names: str) -> str:
-        """The settings but for these, as text; imported runs are apart even where these are the same."""
-        shared = json.dumps({k: v for k, v in self.settings.items() if k not in names}, sort_keys=True)
-        return shared + (str(self.path) if self.settings.get("imported") else "")
+        """The settings but for these, as text."""
+        return json.dumps({k: v for k, v in self.settings.items() if k not in names}, sort_keys=True)
+
+    @property
+    def place(self) -> str:
+        """Where an imported run lies: such runs are not the same because their settings are."""
+        return str(self.path) if self.settings.get("imported") else ""
 
     def row(self, task: int, calibrator: str) -> dict[str, Any] | None:
         """A calibrator's figures after a task (counted from the end where negative); None where it has none."""
@@ -148,7 +151,7 @@ def read_runs(paths: Iterable[Path]) -> list[StoredRun]:
             raise invalid("runs", f"{path}, without a finished run", "a run folder, or a folder that holds some")
         for file in own:
             run = _read(file)
-            same = run.without()
+            same = run.without() + run.place
             found[same] = _joined(found[same], run) if same in found else run
     return sorted(found.values(), key=lambda run: run.path.name)
 
@@ -174,28 +177,20 @@ def shown(runs: Sequence[StoredRun]) -> list[StoredRun]:
 
 
 def studies(runs: Iterable[StoredRun]) -> list[Study]:
-    """Runs grouped by everything but their seeds.
-
-    Other classes or other validation images make another study, unless every run has its own and its own seed.
-    """
-    groups: dict[str, list[StoredRun]] = {}
-    for alike in _grouped(runs, "seed", *_DRAWS):
-        draws = _grouped(alike, "seed")
-        one = len({run.seed for run in alike}) == len(draws) == len(alike)
-        groups |= {group[0].without(): group for group in ([alike] if one else draws)}
-    labels = differences([group[0].settings for group in groups.values()])
-    return [
-        Study(tuple(sorted(group, key=lambda run: run.seed)), label)
-        for group, label in zip(groups.values(), labels, strict=True)
-    ]
-
-
-def _grouped(runs: Iterable[StoredRun], *names: str) -> list[list[StoredRun]]:
-    """Runs that agree in all settings but these."""
+    """Runs grouped by everything but the training seed: other classes or validation images make another study."""
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
-        groups.setdefault(run.without(*names), []).append(run)
-    return list(groups.values())
+        groups.setdefault(run.without("seed") + run.place, []).append(run)
+    firsts = [group[0] for group in groups.values()]
+    labels = differences([run.settings for run in firsts])
+    imported = sum(bool(run.place) for run in firsts)
+    return [
+        Study(
+            tuple(sorted(group, key=lambda run: run.seed)),
+            ", ".join(filter(None, [label, first.path.name if first.place and imported > 1 else ""])),
+        )
+        for group, first, label in zip(groups.values(), firsts, labels, strict=True)
+    ]
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -206,7 +201,8 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         rows = [row for row, own in enumerate(known) if own == place]
         names = _telling([settings[row] for row in rows])
         for row in rows:
-            found[row] = ", ".join(f"{name} {_brief(settings[row][name])}" for name in names if name in settings[row])
+            said = [name for name in names if _is_said(name, settings[row].get(name))]
+            found[row] = ", ".join(f"{name} {_brief(settings[row][name])}" for name in said)
     return found
 
 
@@ -222,8 +218,13 @@ def _telling(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
+def _is_said(name: str, value: Any) -> bool:
+    """Whether a title names it: not where there is none, such as no class order but the natural one."""
+    return value is not None and (name != "reserve" or value > 0)
+
+
 def _brief(value: Any) -> str:
-    return "none" if value is None else value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def keep(runs: Sequence[StoredRun], folder: Path) -> list[Path]:

@@ -33,7 +33,7 @@ MARKERS = "osD^vP*Xhd<>p"
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its caption, its text alternative, and where no other table has them, the values drawn."""
+    """A figure with its caption, its text alternative, and of curves the values drawn."""
 
     svg: str
     caption: str
@@ -133,7 +133,7 @@ def by_task_curves(study: Study, key: str, label: str, names: Sequence[str], *, 
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
         caption = f"{label[0].upper()}{label[1:]}, by task."
         caption += f" Bands: 95 % bootstrap intervals over images ({', '.join(banded)})." if banded else ""
-        caption += " Bars: the range over seeds." if len(study.runs) > 1 else ""
+        caption += " They are means over seeds; bars: the range over seeds." if len(study.runs) > 1 else ""
         grid = drawn(f"{label[0].upper()}{label[1:]}, after each task", list(tasks), table)
         return picture(figure, caption, f"{label} after each task: " + "; ".join(words), grid)
 
@@ -250,13 +250,13 @@ def search_trace(study: Study, calibrator: str = "t-cil") -> Picture | None:
             )
         most = max(result["magnitude"] for _, result in traces)
         axis.set(xlabel="magnitude of the perturbation", ylabel="temperature of the perturbed new exemplars")
-        axis.set_xlim(-0.02 * most, 4 * most)
-        axis.set_ylim(0, 3 * max(result["target_temperature"] for _, result in traces))
+        axis.set_xlim(-0.02 * most, 2 * most)
+        axis.set_ylim(0, 2 * max(result["target_temperature"] for _, result in traces))
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
         seed = f", seed {run.seed}" if len(study.runs) > 1 else ""
         caption = (
             f"T-CIL's search{seed}: steps of the search, and the chosen magnitude at the target (stars). Steps beyond"
-            " four times the largest magnitude chosen, or three times the highest target, are not in the picture."
+            " twice the largest magnitude chosen, or twice the highest target, are not in the picture."
         )
         return picture(figure, caption, "; ".join(words))
 

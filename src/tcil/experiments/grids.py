@@ -86,29 +86,33 @@ def terminal(grid: Grid) -> Table:
 def markdown(grid: Grid) -> str:
     """For a Markdown file."""
 
+    def safe(text: str) -> str:
+        return text.replace("*", "\\*").replace("|", "\\|")
+
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(cells) + " |"
 
     lines = [
-        f"**{grid.title}**",
+        f"**{safe(grid.title)}**",
         "",
-        line(grid.columns),
+        line([safe(name) for name in grid.columns]),
         "|---|" + ("---|" if grid.wordy else "---:|") * (len(grid.columns) - 1),
     ]
     for row in grid.rows:
-        cells = [f"**{cell.text()}**" if cell.bold else cell.text() for cell in row.cells]
-        lines.append(line([f"*{row.label}*" if row.apart else row.label, *cells]))
-    notes = [line for note in grid.notes for line in ("", note)]
+        cells = [f"**{safe(cell.text())}**" if cell.bold else safe(cell.text()) for cell in row.cells]
+        lines.append(line([f"*{safe(row.label)}*" if row.apart else safe(row.label), *cells]))
+    notes = [line for note in grid.notes for line in ("", safe(note))]
     return "\n".join([*lines, *notes, ""])
 
 
+LONGEST = 40  # rows of a table that fits a page
 _LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\~{}",
           "^": r"\^{}", "\\": r"\textbackslash{}", "Δ": r"$\Delta$", "ε": r"$\varepsilon$", "±": r"$\pm$",
           "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}  # fmt: skip
 
 
 def latex(grid: Grid) -> str:
-    """For a paper; needs booktabs, and longtable for tables of words, which go over pages."""
+    """For a paper; needs booktabs, and longtable for tables of words and of many rows, which go over pages."""
 
     def safe(text: str) -> str:
         return "".join(_LATEX.get(character, character) for character in text)
@@ -118,18 +122,18 @@ def latex(grid: Grid) -> str:
         return rf"\textbf{{{text}}}" if cell.bold else text
 
     caption = rf"\caption{{{safe(grid.title)}}}"
+    widths = "l" + "r" * (len(grid.columns) - 1)
     if grid.wordy:
         widths = "".join(f"p{{\\dimexpr {share:.3f}\\linewidth-2\\tabcolsep\\relax}}" for share in _shares(grid))
+    long = grid.wordy or len(grid.rows) > LONGEST
+    if long:
         lines = [r"{\footnotesize", rf"\begin{{longtable}}{{{widths}}}", caption + r" \\"]
-        end = [r"\end{longtable}"]
-        close = ["}", ""]
+        end, close = r"\end{longtable}", "}"
     else:
-        lines = [r"\begin{table}", r"\centering", caption]
-        lines.append(rf"\begin{{tabular}}{{l{'r' * (len(grid.columns) - 1)}}}")
-        end = [r"\end{tabular}"]
-        close = [r"\end{table}", ""]
+        lines = [r"\begin{table}", r"\centering", caption, rf"\begin{{tabular}}{{{widths}}}"]
+        end, close = r"\end{tabular}", r"\end{table}"
     lines += [r"\toprule", " & ".join(safe(name) for name in grid.columns) + r" \\", r"\midrule"]
-    lines += [r"\endhead"] if grid.wordy else []
+    lines += [r"\endhead"] if long else []
     block = grid.rows[0].block if grid.rows else ""
     for row in grid.rows:
         if row.block != block:
@@ -137,9 +141,9 @@ def latex(grid: Grid) -> str:
             block = row.block
         lines.append(" & ".join([safe(row.label), *(shown(cell) for cell in row.cells)]) + r" \\")
         lines += [r"\addlinespace"] if grid.wordy else []
-    lines += [r"\bottomrule", *end]
+    lines += [r"\bottomrule", end]
     lines += [rf"\par\footnotesize {safe(note)}" for note in grid.notes]
-    return "\n".join([*lines, *close])
+    return "\n".join([*lines, close, ""])
 
 
 def _shares(grid: Grid) -> list[float]:
@@ -154,17 +158,16 @@ def comma_separated(grids: Sequence[Grid]) -> str:
     """For a spreadsheet or a data frame: one line per cell of all tables, with mean, deviation and number of seeds."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["table", "block", "row", "column", "value", "std", "n", "bold", "note"])
+    writer.writerow(["table", "line", "block", "row", "column", "value", "std", "n", "bold", "note"])
     for grid in grids:
-        for row in grid.rows:
+        for number, row in enumerate(grid.rows, start=1):
             for name, cell in zip(grid.columns[1:], row.cells, strict=True):
                 s = cell.spread
                 value = cell.words if s is None else f"{s.mean:.6g}"
                 std = f"{s.std:.6g}" if s is not None and s.n > 1 else ""
                 count = s.n if s is not None and s.n else ""
-                writer.writerow(
-                    [grid.title, row.block, row.label, name, value, std, count, "yes" if cell.bold else "", cell.note]
-                )
+                about = [grid.title, number, row.block, row.label, name]
+                writer.writerow([*about, value, std, count, "yes" if cell.bold else "", cell.note])
     return file.getvalue()
 
 

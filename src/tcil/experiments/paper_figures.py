@@ -128,7 +128,7 @@ def feature_space(study: Study) -> Picture | None:
             )
             for column in shown
         }
-        places = ("before: first axis", "second axis", "perturbed: first axis", "second axis")
+        places = [f"{when}: {axis} axis" for when in ("before", "perturbed") for axis in ("first", "second")]
         table = drawn("Mean features of a class, before and after the push", places, ends)
         caption = (
             f"Real features after the last task, seed {run.seed}, on their two main axes; arrows: how far the mean of a"

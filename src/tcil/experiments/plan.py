@@ -48,7 +48,8 @@ def plan(runs: Sequence[RunSettings], data: Path | None, standings: Sequence[Sta
             seconds = images * seconds_per_image(settings.network, settings.batch_size, run.dataset.image_shape)
             total, images_in_all = total + seconds, images_in_all + images
             cells = ("to run", str(len(run.stream)), f"{images:,}", clock(seconds))
-        rows.append(Row(settings.name, tuple(Cell(words=words) for words in (difference, *cells))))
+        which = ", ".join(filter(None, [f"{settings.classes} classes" if settings.classes else "", difference]))
+        rows.append(Row(settings.name, tuple(Cell(words=words) for words in (which, *cells))))
     missing = sum(standing is Standing.MISSING for standing in standings)
     counted = f"{missing} training{'' if missing == 1 else 's'}"
     cost = f"{images_in_all:,} images, about {clock(total)} one after another on this machine"

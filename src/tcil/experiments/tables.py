@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,7 +54,10 @@ def percent(values: Sequence[float | None], bold: bool = False) -> Cell:
 
 
 def best(study: Study, names: Sequence[str], key: str) -> str | None:
-    """The calibrator with the least mean, if it has every seed, and paired intervals tell it from every other."""
+    """The calibrator with the least mean, if it has every seed, and paired intervals tell it from all that have.
+
+    Those with fewer seeds must be higher on the average over theirs.
+    """
     known = {}
     for name in names:
         own = study.having(name)
@@ -108,16 +112,20 @@ def _over_seeds(studies: Sequence[Study], bold: bool) -> str:
 def remarks(study: Study) -> list[str]:
     """What was out of the ordinary in a fit, or why there was none, with how often."""
     found: dict[str, list[str]] = {}
+    tried: Counter[str] = Counter()
     for run in study.runs:
         for task in run.tasks:
             for row in task["calibrators"].values():
+                tried[row["title"]] += 1
                 reasons = [f"n/a: {row['not_applicable']}"] if "not_applicable" in row else _verdicts(row)
                 for reason in reasons if row["block"] == "ranked" else ():
                     short = re.sub(r"\w+ has no temperature \(n/a\): ", "", reason).partition(";")[0]
                     said = f"{row['title']}: {short}"
                     found.setdefault(re.sub(_NUMBER, "", said), []).append(said)
-    total = sum(len(run.tasks) for run in study.runs)
-    return [f"{_ranged(reasons)} ({len(reasons)} of {total} tasks)." for reasons in found.values()]
+    return [
+        f"{_ranged(reasons)} ({len(reasons)} of {tried[reasons[0].partition(': ')[0]]} tasks)."
+        for reasons in found.values()
+    ]
 
 
 def _ranged(alike: Sequence[str]) -> str:
@@ -176,12 +184,12 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], key: str) -> Grid
 
 def _paired(left: Study, right: Study, name: str, key: str) -> tuple[Cell, ...]:
     """A calibrator on both sides, and the paired difference over the runs where both have an answer."""
-    sides = percent_of(left, name, key), percent_of(right, name, key)
     values = [(x, y) for x, y in zip(left.means(name, key), right.means(name, key), strict=True)]
     known = [(100 * x, 100 * y) for x, y in values if x is not None and y is not None]
     if not known:
-        return (*sides, *[Cell(words="")] * 4)
+        return (percent_of(left, name, key), percent_of(right, name, key), *[Cell(words="")] * 4)
     left_values, right_values = zip(*known, strict=True)
+    sides = Cell(Spread.of(left_values)), Cell(Spread.of(right_values))
     difference = paired_difference(left_values, right_values)
     ends = [Cell(words="") if end is None else Cell(Spread.lone(end), signed=True) for end in difference.interval]
     shift = Cell(Spread.lone(difference.mean), signed=True, bold=difference.excludes_zero)
