@@ -184,7 +184,7 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], key: str) -> Grid
 
 def _paired(left: Study, right: Study, name: str, key: str) -> tuple[Cell, ...]:
     """A calibrator on both sides, and the paired difference over the runs where both have an answer."""
-    values = [(x, y) for x, y in zip(left.means(name, key), right.means(name, key), strict=True)]
+    values = zip(left.means(name, key), right.means(name, key), strict=True)
     known = [(100 * x, 100 * y) for x, y in values if x is not None and y is not None]
     if not known:
         return (percent_of(left, name, key), percent_of(right, name, key), *[Cell(words="")] * 4)
