@@ -365,11 +365,11 @@ def is_read_again(path: Path) -> bool:
         return (path.parent / "results.json").exists()  # else the sweep was killed while this task was calibrated
     if path.name in ("epoch.safetensors", "stage.safetensors"):
         return not (path.parent / "model.safetensors").exists()
-    return path.name != "status.json"
+    return True
 
 
 def damaged_file(lab: Lab, patch: Patch = nothing) -> int:
-    """A file cut short or with one bit flipped, in a finished or an interrupted sweep: named, and made anew."""
+    """A file cut short or with one bit flipped, in a finished or an interrupted sweep: named if read, and made anew."""
     out = lab.fresh()
     sweep = lab.start(out)
     if lab.draw.random() < 0.6:  # else it is finished first
@@ -379,7 +379,8 @@ def damaged_file(lab: Lab, patch: Patch = nothing) -> int:
             os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait()
     files = sorted(path for path in out.rglob("*") if path.suffix in (".json", ".safetensors"))
-    victim = lab.draw.choice([path for path in files if is_read_again(path)])
+    victim = lab.draw.choice([path for path in files if path.name != "status.json"])
+    read = is_read_again(victim)
     content = bytearray(victim.read_bytes())
     if lab.draw.random() < 0.3:
         content = content[: lab.draw.randrange(len(content))]
@@ -387,7 +388,9 @@ def damaged_file(lab: Lab, patch: Patch = nothing) -> int:
         content[lab.draw.randrange(len(content))] ^= 1 << lab.draw.randrange(8)
     victim.write_bytes(content)
     said = lab.settle(out, patch=patch, anew=victim.relative_to(out).parts[0])
-    require(f"{victim} is damaged" in said, f"{victim} was damaged and nothing was said of it: {said[-800:]}")
+    require(
+        f"{victim} is damaged" in said or not read, f"{victim} was damaged and nothing was said of it: {said[-800:]}"
+    )
     return 1
 
 

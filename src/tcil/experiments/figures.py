@@ -132,8 +132,11 @@ def by_task_curves(study: Study, key: str, label: str, names: Sequence[str], *, 
         axis.set_ylim(bottom=0)
         figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
         caption = f"{label[0].upper()}{label[1:]}, by task."
-        caption += f" Bands: 95 % bootstrap intervals over images ({', '.join(banded)})." if banded else ""
-        caption += " They are means over seeds; bars: the range over seeds." if len(study.runs) > 1 else ""
+        several = len(study.runs) > 1
+        if banded:
+            ends = ", the mean of the seeds' where all have one" if several else ""
+            caption += f" Bands: 95 % bootstrap intervals over images{ends} ({', '.join(banded)})."
+        caption += " Bars: the range over seeds." if several else ""
         grid = drawn(f"{label[0].upper()}{label[1:]}, after each task", list(tasks), table)
         return picture(figure, caption, f"{label} after each task: " + "; ".join(words), grid)
 

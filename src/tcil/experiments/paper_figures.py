@@ -95,14 +95,14 @@ def feature_space(study: Study) -> Picture | None:
     columns, before, after = np.array(p["columns"]), np.array(p["before"]), np.array(p["after"])
     last = int(columns.max())
     shown = [0, p["new_from"] // 2, p["new_from"], last]
+    titles = {column: f"class {column} ({'new' if column >= p['new_from'] else 'old'})" for column in shown}
     shades = ("#1f77b4", "#2ca9a0", "#d62728", "#e08a1e")
     with drawing(1, 2, height=3.7) as (figure, axes):
         for axis, points, title in zip(axes[0], (before, after), ("exemplars", "perturbed exemplars"), strict=True):
             axis.scatter(*points.T, s=5, color="#dddddd", linewidths=0)
             for column, shade in zip(shown, shades, strict=True):
                 rows = columns == column
-                age = "new" if column >= p["new_from"] else "old"
-                axis.scatter(*points[rows].T, s=14, color=shade, label=f"class {column} ({age})", linewidths=0)
+                axis.scatter(*points[rows].T, s=14, color=shade, label=titles[column], linewidths=0)
                 if title != "exemplars":
                     # Twice: a wide white arrow below, so that points do not hide it.
                     for tint, width in (("white", 4.5), (shade, 2.0)):
@@ -123,10 +123,8 @@ def feature_space(study: Study) -> Picture | None:
         old, new = move[columns < p["new_from"]].mean(), move[columns >= p["new_from"]].mean()
         words = f"Mean shift on these axes: old classes {old:.2f}, new classes {new:.2f}."
         ends = {
-            f"class {column} ({'new' if column >= p['new_from'] else 'old'})": np.concatenate(
-                [points[columns == column].mean(0) for points in (before, after)]
-            )
-            for column in shown
+            title: np.concatenate([points[columns == column].mean(0) for points in (before, after)])
+            for column, title in titles.items()
         }
         places = [f"{when}: {axis} axis" for when in ("before", "perturbed") for axis in ("first", "second")]
         table = drawn("Mean features of a class, before and after the push", places, ends)
