@@ -5,13 +5,30 @@ BIN    := $(VENV)/bin
 # One spinning OpenMP thread too many costs more than it gives on a shared machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-real lint bench bench-history results clean
+.PHONY: demo test test-slow test-machines test-real check quick lint bench bench-history results clean
 
 demo: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/tcil run
 
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup -q
+
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -q
+	OMP_NUM_THREADS=1 $(PYTEST)
+
+# What takes more than half a minute each.
+test-slow: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PYTEST) -m slow
+
+# The suite once for each factor in which machines differ, one factor at a time; FACTORS="avx2 order" for some of them.
+test-machines: $(VENV)/.dev
+	$(BIN)/python tests/machines.py $(FACTORS)
+
+# Lint, types and every test that starts no process, trains nothing and needs no Ray: for every save.
+check: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint quick
+
+quick: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not (real or slow or processes or training or ray)"
 
 # Needs CIFAR-100 and the authors' checkpoints; TCIL_DATA names the folder that holds them.
 test-real: $(VENV)/.dev

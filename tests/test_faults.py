@@ -31,8 +31,14 @@ sys.modules["faults"] = faults
 assert spec.loader is not None
 spec.loader.exec_module(faults)
 
-pytestmark = pytest.mark.timeout(600)
-on_ray = pytest.mark.xdist_group("ray")  # one cluster for all of them
+pytestmark = [pytest.mark.timeout(600), pytest.mark.processes]
+
+
+def on_ray(test):
+    """One cluster for all of them."""
+    return pytest.mark.ray(pytest.mark.xdist_group("ray")(test))
+
+
 faults.AT_ONCE = 1  # small: all of it must be quick
 
 

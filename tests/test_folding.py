@@ -95,7 +95,7 @@ def test_odd_uses_are_left_alone(use):
 
 
 @pytest.mark.parametrize("why", ["training", "hook", "no statistics", "half", "shared"])
-def test_layers_that_are_not_plain_are_left_alone(why):
+def test_layers_that_are_not_plain_are_left_alone(why, request):
     network = trained(Odd(lambda m, x: m.bn(m.conv(x))))
     assert len(pairs_of(network, images())) == 1
     if why == "training":
@@ -105,6 +105,7 @@ def test_layers_that_are_not_plain_are_left_alone(why):
     elif why == "no statistics":
         network.bn = nn.BatchNorm2d(4, track_running_stats=False).eval()
     elif why == "half":
+        request.getfixturevalue("bf16")
         network.bfloat16()
     else:
         network.again = network.conv

@@ -333,6 +333,7 @@ class TestWrappers:
         finally:
             torch.distributed.destroy_process_group()
 
+    @pytest.mark.usefixtures("bf16")
     def test_bfloat16_weights(self, blobs):
         model = trained(Plain, blobs)
         want = fit(model, blobs).temperature_

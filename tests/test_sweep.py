@@ -406,6 +406,7 @@ ray.close()
 """
 
 
+@pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_ray_on_this_machine_listens_on_loopback_only():
     benchmarks = Path(__file__).resolve().parent.parent / "benchmarks"

@@ -275,6 +275,7 @@ class TestDisk:
 
 
 class TestPrecision:
+    @pytest.mark.usefixtures("bf16")
     def test_half_does_not_touch_the_temperature(self, fitted):
         task, calibrators = fitted
         import copy

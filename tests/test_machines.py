@@ -1,0 +1,55 @@
+"""The suite on machines that cannot do everything: a test that kills its process is named, and nothing waits for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, death_by_bf16
+
+pytestmark = pytest.mark.processes
+
+CRASHING = """
+    import os, signal, time
+    import pytest
+
+    @pytest.mark.parametrize("number", range(12))
+    def test_fine(number):
+        time.sleep(0.01)
+
+    def test_kills_its_process():
+        os.kill(os.getpid(), signal.SIGILL)
+
+    @pytest.mark.parametrize("number", range({after}))
+    def test_later(number):
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("after", [0, 500])
+def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path, after: int) -> None:
+    """With the project's own options. Without --max-worker-restart=0 such a run waited for ever at 99 %."""
+    (tmp_path / "test_crash.py").write_text(textwrap.dedent(CRASHING.format(after=after)))
+    words = ["-n", "2", "--dist", "loadgroup", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    words += ["-o", "filterwarnings="]  # one of them would import torch in every process
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, "--rootdir", str(tmp_path), "test_crash.py"],
+        cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1, ended.stdout
+    assert "crashed while running 'test_crash.py::test_kills_its_process'" in ended.stdout
+    assert "1 failed" in ended.stdout.splitlines()[-1]
+
+
+def test_the_probe_tells_a_processor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = subprocess.CompletedProcess([], -4)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: died)
+    assert death_by_bf16.__wrapped__() == "SIGILL"
+    died.returncode = 0
+    assert death_by_bf16.__wrapped__() == ""
