@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TRAINED = {"digits_tasks", "digits", "runs", "make_run"}  # fixtures of what trains networks
 WHOLE_FILES = {
     "test_killed": "processes", "test_ranks": "processes", "test_sweep": "processes",
-    "test_resume": "training", "test_run": "training",
+    "test_resume": "training", "test_run": "training", "test_trust": "training",
 }  # fmt: skip
 
 

@@ -93,6 +93,30 @@ def test_wrong_checksum(server, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_archive_that_is_there_is_checked(server, tmp_path):
+    """One of others is named and left alone; the release's own is unpacked, and stays."""
+    content = tar_of({"data/train": b"x"})
+    known, archive = release(server, content), tmp_path / "data.tar.gz"
+    archive.write_bytes(tar_of({"data/train": b"evil"}))
+    with pytest.raises(ValueError, match=r"data: got .*data\.tar\.gz with the checksum .* Move it away") as caught:
+        download("it", tmp_path, releases=known)
+    assert known["it"].md5 in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.tar.gz"]
+    archive.write_bytes(content)
+    assert (download("it", tmp_path, releases=known) / "train").read_bytes() == b"x"
+    assert archive.read_bytes() == content
+    assert server.ranges == []
+
+
+def test_a_part_that_is_a_link(server, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "data.tar.gz.part").symlink_to(tmp_path / "mine")
+    with pytest.raises(ValueError, match=r"data\.tar\.gz\.part, a link; expected a file of its own"):
+        download("it", tmp_path / "in", releases=release(server, tar_of({"data/train": b"x"})))
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_archives_cannot_write_outside(server, tmp_path):
     inside = tmp_path / "in"
     with pytest.raises(ValueError, match="entries inside their folder"):

@@ -41,6 +41,11 @@ def change(source, index=1, **changes):
     np.savez(path, **{name: value for name, value in kept.items() if value is not None})
 
 
+@pytest.fixture
+def _no_pictures(monkeypatch):
+    monkeypatch.setattr("tcil.experiments.importing.write_report", lambda runs, path: path)
+
+
 def describe(source, **changes):
     (source / "tasks.json").write_text(json.dumps({"tasks": TASKS, **changes}))
 
@@ -108,6 +113,57 @@ class TestRunFolder:
         stored = load_file(tmp_path / "in" / "task-01" / "logits.safetensors")
         assert stored["memory_logits"].shape == (0, 4)
         assert stored["reserve_columns"].shape == (0,)
+
+
+@pytest.mark.usefixtures("_no_pictures")
+class TestIntoAFolderThatIsThere:
+    """The same import adds to it; a folder of another run stays as it is."""
+
+    def files(self, folder):
+        found = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+        return {str(path): path.read_bytes() for path in found}
+
+    def refused(self, source, folder):
+        before = self.files(folder)
+        with pytest.raises(ValueError, match=r"out: got .* which holds another run; expected a folder that is free"):
+            import_run(source, folder, data=None, calibrators=NAMES)
+        assert self.files(folder) == before
+
+    def test_rows_are_added(self, source, tmp_path):
+        import_run(source, tmp_path / "in", data=None, calibrators=["vanilla"])
+        whole = import_run(source, tmp_path / "in", data=None, calibrators=["ts"])
+        assert [set(task["calibrators"]) for task in whole["tasks"]] == [{"vanilla", "ts"}] * 2
+        assert RunFolder(tmp_path / "in").read_json("results.json") == json.loads(json.dumps(whole))
+
+    @pytest.mark.parametrize("old", [False, True])
+    def test_other_logits(self, source, tmp_path, old):
+        """Of the same name and with the same tasks.json; also where a former version left no data.json."""
+        import_run(source, tmp_path / "in", data=None, calibrators=NAMES)
+        if old:
+            (tmp_path / "in" / "data.json").unlink()
+            import_run(source, tmp_path / "in", data=None, calibrators=NAMES)
+            (tmp_path / "in" / "data.json").unlink()
+        with np.load(source / "task-01.npz") as file:
+            change(source, test_logits=file["test_logits"] + 1)
+        self.refused(source, tmp_path / "in")
+
+    def test_other_settings(self, source, tmp_path):
+        import_run(source, tmp_path / "in", data=None, calibrators=NAMES)
+        describe(source, learner="another")
+        self.refused(source, tmp_path / "in")
+
+    def test_a_training(self, source, tmp_path):
+        RunFolder(tmp_path / "in").create()
+        RunFolder(tmp_path / "in").write_json("settings.json", {"dataset": "digits"})
+        self.refused(source, tmp_path / "in")
+
+    def test_a_link_in_it(self, source, tmp_path):
+        (tmp_path / "in").mkdir()
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "in" / "task-00").symlink_to(tmp_path / "mine")
+        with pytest.raises(ValueError, match="task-00, a link to"):
+            import_run(source, tmp_path / "in", data=None, calibrators=NAMES)
+        assert not list((tmp_path / "mine").iterdir())
 
 
 class Evil:

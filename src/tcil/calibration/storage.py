@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import types
 import typing
 from enum import Enum
@@ -166,9 +167,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
     Where it cannot be written (a full disk, say), the error names the file, the old one stays, and no part is left.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")  # a name that nobody can foresee
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:  # of nobody else: what has that name, a link say, is not written
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +56,9 @@ On = Annotated[str, typer.Option(help="where several runs are done: serial, proc
 RayAddress = Annotated[str | None, typer.Option(help="a running Ray cluster: auto, or HOST:PORT")]
 CpusPerRun = Annotated[float | None, typer.Option(min=0.01, help="CPUs, and threads, of each run; fractions allowed")]
 GpusPerRun = Annotated[float, typer.Option(min=0, help="GPUs of each run; fractions allowed")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="import and run the code (package.module:name) that the folder names")
+]
 AtOnce = Annotated[int | None, typer.Option(min=1, help="at most so many runs at once")]
 
 
@@ -227,6 +231,7 @@ def calibrate(
         str | None, typer.Option(help="only these, by comma, also with options: ts[solver=sgd]")
     ] = None,
     redraw: Annotated[int, typer.Option(min=0, help="also with so many other draws of the validation set")] = 0,
+    trust: Trust = False,
 ) -> None:
     """Recompute calibrators on a finished run, without training."""
     try:
@@ -234,7 +239,7 @@ def calibrate(
         from tcil.experiments.execute import recalibrate
 
         names = specs_of(calibrators)
-        recalibrate(folder, data=data, calibrators=names, redraw=redraw, console=console)
+        recalibrate(folder, data=data, calibrators=names, redraw=redraw, console=console, trust=trust)
     except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from None
 
@@ -247,6 +252,7 @@ def import_(
     calibrators: Annotated[
         str | None, typer.Option(help="only these, by comma, also with options: ts[solver=sgd]")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Calibrate models that were trained elsewhere, from their logits, labels and class lists."""
     try:
@@ -257,7 +263,8 @@ def import_(
 
         folder = out / f"imported-{source.resolve().name}"
         names = specs_of(calibrators)
-        import_run(source, folder, data=data, calibrators=names)
+        tell = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+        import_run(source, folder, data=data, calibrators=names, trust=trust, tell=tell)
         show_run(read_runs([folder])[0], console)
         console.print(f"run folder {folder}\nreport {folder / 'report.html'}", highlight=False, soft_wrap=True)
     except (ValueError, RuntimeError, OSError) as error:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from tcil.calibration.errors import invalid
 from tcil.calibration.storage import replace_file
 from tcil.experiments.calibration import CALIBRATORS
 from tcil.experiments.checksums import is_sealed_json, open_json
-from tcil.experiments.settings import RunSettings
+from tcil.experiments.settings import stored_key
 from tcil.experiments.store import RunFolder
 
 _PLAINEST = ("network", "epochs", "tasks", "memory", "validation", "reserve")  # what readers know runs by
@@ -22,21 +21,22 @@ _PLAINEST = ("network", "epochs", "tasks", "memory", "validation", "reserve")  #
 
 @dataclass(frozen=True, eq=False)
 class StoredRun:
-    """A finished run: its settings, what each task gave, and with what it was computed."""
+    """A finished run: its settings, what each task gave, and with what it was computed.
+
+    `data` tells its images (or imported logits) from others; None in copies that were kept before there was such.
+    """
 
     path: Path
     settings: dict[str, Any]
     tasks: list[dict[str, Any]]
     environment: dict[str, Any]
     analysis: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
 
     @property
     def settings_key(self) -> str | None:
         """The hash of the settings; None for runs of other tools, which were imported."""
-        try:
-            return RunSettings(**self.settings).key
-        except ValidationError:
-            return None
+        return stored_key(self.settings)
 
     @property
     def complete(self) -> bool:
@@ -158,11 +158,24 @@ def read_runs(paths: Iterable[Path]) -> list[StoredRun]:
 
 def _joined(first: StoredRun, second: StoredRun) -> StoredRun:
     """The same run found twice: rows of either, those of the first where both have them."""
+    if not _same_run(first, second):
+        given = f"{first.path} and {second.path}, the same settings with other images"
+        raise invalid("runs", given, "runs on the same images", "Report them one after the other.")
     tasks = [
         {**b, **a, "calibrators": {**b["calibrators"], **a["calibrators"]}}
         for a, b in zip(first.tasks, second.tasks, strict=True)
     ]
-    return replace(first, tasks=tasks, analysis=first.analysis or second.analysis)
+    return replace(first, tasks=tasks, analysis=first.analysis or second.analysis, data=first.data or second.data)
+
+
+def _same_run(first: StoredRun, second: StoredRun) -> bool:
+    """Whether two are the same run, of the same images or imported logits as far as that is known."""
+    if first.without() != second.without() or len(first.tasks) != len(second.tasks):
+        return False
+    if first.data and second.data:
+        return first.data == second.data
+    # The settings of a training say all of it but the images; those of an import hardly anything.
+    return not first.settings.get("imported") or first.tasks == second.tasks
 
 
 def any_runs(path: Path) -> bool:
@@ -228,16 +241,40 @@ def _brief(value: Any) -> str:
 
 
 def keep(runs: Sequence[StoredRun], folder: Path) -> list[Path]:
-    """Small JSON copies of the results, enough for every table and picture but those that need the networks."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
+    """Small JSON copies of the results, enough for every table and picture but those that need the networks.
+
+    Each has the name of its run's folder. A copy that is there gets the rows that it lacks; what has that name and is
+    of another run is refused, before anything is written.
+    """
+    copies: dict[Path, StoredRun] = {}
     for run in runs:
+        path = Path(os.path.abspath(run.path))  # "." has a name as well
+        file = folder / f"{path.stem if path.suffix == '.json' else path.name}.json"
+        if file in copies:
+            raise _other_run(file, f"both {copies[file].path} and {run.path}")
+        copies[file] = _joined(run, _copy_of(run, file)) if file.exists() else run
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, run in copies.items():
         record = {"settings": run.settings, "tasks": run.tasks, "environment": run.environment}
-        record |= {"analysis": run.analysis} if run.analysis else {}
-        name = run.path.stem if run.path.suffix == ".json" else run.path.name
-        files.append(folder / f"{name}.json")
-        replace_file(files[-1], (json.dumps(record, separators=(",", ":"), sort_keys=True) + "\n").encode())
-    return files
+        record |= {name: value for name in ("analysis", "data") if (value := getattr(run, name))}
+        replace_file(file, (json.dumps(record, separators=(",", ":"), sort_keys=True) + "\n").encode())
+    return list(copies)
+
+
+def _copy_of(run: StoredRun, file: Path) -> StoredRun:
+    """The copy of a run that is in this file; anything else there is refused."""
+    try:
+        kept = _read(file)
+    except (ValueError, OSError):
+        raise _other_run(file, f"{run.path} beside a file that cannot be read") from None
+    if not _same_run(run, kept):
+        raise _other_run(file, f"{run.path} beside that of another run")
+    return kept
+
+
+def _other_run(file: Path, given: str) -> ValueError:
+    advice = "Take another --keep, or rename the run's folder. Nothing was written."
+    return invalid("keep", f"{given} as {file}", "a file for each run", advice)
 
 
 def place(item: tuple[str, tuple[str, str]]) -> tuple[int, int, str]:
@@ -277,11 +314,11 @@ def _read(file: Path) -> StoredRun:
         if not tasks or not {"dataset", "learner"} <= set(settings) or not all(t["calibrators"] for t in tasks):
             raise KeyError("tasks with calibrators, a dataset and a learner")
         in_folder = file.name == "results.json"
-        for name in ("environment", "analysis"):
+        for name in ("environment", "analysis", "data"):
             if in_folder and name not in record:  # a damaged one is named, and counts as missing
                 record[name] = RunFolder(file.parent).read_json(f"{name}.json")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         advice = "'tcil run' with the same settings computes it anew."
         raise invalid("runs", f"{file}, which cannot be read ({error!r})", "the results of a run", advice) from None
     path = file.parent if in_folder else file
-    return StoredRun(path, settings, tasks, record.get("environment") or {}, record.get("analysis"))
+    return StoredRun(path, settings, tasks, record.get("environment") or {}, record.get("analysis"), record.get("data"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from rich.console import Console
 
 from tcil.calibration.errors import invalid
 from tcil.calibration.storage import replace_file
+from tcil.experiments.boundary import check_entries
 from tcil.experiments.calibration import calibrate, entry_of, merged
 from tcil.experiments.collect import StoredRun, Study, read_runs, shown, studies
 from tcil.experiments.grids import Cell, Grid, Row, comma_separated, latex, markdown, terminal
 from tcil.experiments.report import write_report
 from tcil.experiments.run import Run
-from tcil.experiments.settings import RunSettings
+from tcil.experiments.settings import stored_settings
 from tcil.experiments.statistics import Spread
 from tcil.experiments.store import RunFolder
 from tcil.experiments.tables import by_task, side_by_side, summary
@@ -67,22 +69,33 @@ def write_tables(grids: Sequence[Grid], out: Path) -> None:
 
 
 def recalibrate(
-    folder: Path, *, data: Path | None, calibrators: Sequence[str] | None, redraw: int, console: Console
+    folder: Path,
+    *,
+    data: Path | None,
+    calibrators: Sequence[str] | None,
+    redraw: int,
+    console: Console,
+    trust: bool = False,
 ) -> list[dict[str, Any]]:
     """Calibrate every finished task anew from what is stored, and store the rows beside the others.
 
-    With `redraw`, also over other draws of the validation set after the last task, stored as redraw.json.
+    With `redraw`, also over other draws of the validation set after the last task, stored as redraw.json. Code that the
+    folder's settings name is imported only with `trust`.
     """
     for name in calibrators or ():
         entry_of(name)
+    check_entries(folder)
     store = RunFolder(folder)
     record = store.read_json("settings.json")
-    if record is None or record.get("imported"):
+    if record is None or (isinstance(record, dict) and record.get("imported")):
         raise invalid("run", f"{folder}, without the settings of a training", "a folder that 'tcil run' made")
-    run = Run(RunSettings(**record), folder, data=data)
+    tell = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    run = Run(stored_settings(record, folder / "settings.json", trust=trust, tell=tell), folder, data=data)
     if redraw and run.settings.validation_pool <= run.settings.validation:
         pool = f"a run whose validation_pool ({run.settings.validation_pool}) is larger than its validation set"
         raise invalid("redraw", f"{redraw}", pool)
+    run.check_folder()
+    run.check_finished()
     with store.held():
         return _recalibrated(run, record, calibrators, redraw, console)
 

@@ -109,7 +109,8 @@ class Serial:
 class Worker:
     """A process that does one job after another; its environment is set before it imports torch."""
 
-    command = (sys.executable, "-m", "tcil.experiments.worker")
+    # -P: without the modules of the current folder, which would come before all that is installed
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "tcil.experiments.worker")
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
@@ -237,7 +238,8 @@ class Ray:
         if own:
             options |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
         try:
-            ray.init(address=address or "local", **options)
+            with contextlib.chdir(sys.prefix):  # Ray puts the current folder before all that is installed
+                ray.init(address=address or "local", **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise invalid("ray-address", f"{address!r} ({reason})", "auto, or HOST:PORT of a running cluster") from None

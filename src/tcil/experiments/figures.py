@@ -77,6 +77,7 @@ def drawing(rows: int = 1, columns: int = 1, width: float = 8.0, height: float =
         "axes.spines.top": False,
         "axes.spines.right": False,
         "svg.hashsalt": "tcil",
+        "text.usetex": False,  # whatever a matplotlibrc says: titles come from files, and LaTeX would run on them
     }
     style |= {"axes.grid": True, "grid.color": "#e6e6e6", "axes.axisbelow": True}
     with plt.rc_context(style):

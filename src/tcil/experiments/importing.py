@@ -12,8 +12,9 @@ and valid_rows (rows of that dataset's training set), and the weights are in
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,47 +26,97 @@ from torch import Tensor, nn
 
 from tcil.calibration.arrays import as_classes, as_labels, as_logits, label_columns
 from tcil.calibration.errors import invalid
-from tcil.experiments.calibration import FinishedTask, calibrate, entry_of
+from tcil.experiments.boundary import check_entries
+from tcil.experiments.calibration import FinishedTask, calibrate, entry_of, merged
 from tcil.experiments.collect import read_runs
 from tcil.experiments.report import write_report
 from tcil.experiments.store import RunFolder, environment
 from tcil.incremental.datasets import load_dataset
+from tcil.incremental.extensions import consent
 from tcil.incremental.images import Dataset, Pixels
 from tcil.incremental.networks import network_factory
 
 
-def import_run(source: Path, folder: Path, *, data: Path | None, calibrators: Sequence[str] | None) -> dict[str, Any]:
-    """Calibrate imported tasks, and leave a run folder with logits, results and a report."""
+def import_run(
+    source: Path,
+    folder: Path,
+    *,
+    data: Path | None,
+    calibrators: Sequence[str] | None,
+    trust: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Calibrate imported tasks, and leave a run folder with logits, results and a report.
+
+    Code that tasks.json names is imported only with `trust`. Into a folder of the same import, rows are added; one of
+    another import or run is refused.
+    """
     for name in calibrators or ():
         entry_of(name)
-    record = _read_tasks(source)
+    record = _read_tasks(source, trust, tell)
     if network := record.get("network"):
         network_factory(network)
     given = _Source(source, record["tasks"], network, load_dataset(record["dataset"], data) if network else None)
-    for index in range(len(given.tasks)):
-        given.task(index)  # all files are checked before the first is worked on; together they may not fit in memory
+    # All files are checked before the first is worked on; one after another, since together they may not fit in memory.
+    content: dict[str, Any] = {"logits": _digest(_stored(given.task(index)) for index in range(len(given.tasks)))}
+    if given.dataset is not None:
+        content["images"] = given.dataset.fingerprint()
+    settings = {"dataset": "imported", "learner": "imported", "seed": 0, **record, "imported": True}
+    check_entries(folder)
     store = RunFolder(folder)
+    _check_folder(store, settings, content)
     with store.held():
         store.create()
-        return _imported(given, record, store, calibrators)
+        store.write_json("settings.json", settings)
+        store.write_json("data.json", content)
+        return _imported(given, settings, store, calibrators)
+
+
+def _check_folder(store: RunFolder, settings: dict[str, Any], content: dict[str, Any]) -> None:
+    """Refuse a folder that holds another run, before anything is written."""
+    same = store.read_json("settings.json") in (None, settings)
+    known = store.read_json("data.json")
+    names = [f"task-{index:02d}/logits.safetensors" for index in range(len(settings["tasks"]))]
+    if known is None and same and all((store.path / name).is_file() for name in names):  # made before there was such
+        stored = _digest((store.read_tensors(name) or ({}, {}))[0] for name in names)
+        known = {**content, "logits": stored}
+    if not same or known not in (None, content):
+        raise invalid(
+            "out",
+            f"{store.path}, which holds another run",
+            "a folder that is free, or one of the same import",
+            "Take another --out, or rename the folder that is imported.",
+        )
+
+
+def _stored(task: FinishedTask) -> dict[str, Tensor]:
+    """What is stored of a task, by name."""
+    names = {"test": "test", "pool": "valid", "memory": "memory", "reserve": "reserve"}
+    kinds = ("logits", "columns")
+    return {f"{to}_{kind}": getattr(task, f"{name}_{kind}") for to, name in names.items() for kind in kinds}
+
+
+def _digest(tasks: Iterable[dict[str, Tensor]]) -> str:
+    """What tells these logits and labels from others."""
+    digest = hashlib.sha256()
+    for tensors in tasks:
+        for name, tensor in sorted(tensors.items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _imported(
-    given: _Source, record: dict[str, Any], store: RunFolder, calibrators: Sequence[str] | None
+    given: _Source, settings: dict[str, Any], store: RunFolder, calibrators: Sequence[str] | None
 ) -> dict[str, Any]:
     results: list[dict[str, Any]] = []
     for index in range(len(given.tasks)):
         finished = replace(given.task(index), history=results[-1]["history"] if results else {})
         at = store.task(index).name
-        stored = {"test": "test", "pool": "valid", "memory": "memory", "reserve": "reserve"}
-        kinds = ("logits", "columns")
-        tensors = {f"{to}_{kind}": getattr(finished, f"{name}_{kind}") for to, name in stored.items() for kind in kinds}
-        store.write_tensors(f"{at}/logits.safetensors", tensors)
-        results.append(calibrate(finished, calibrators))
+        store.write_tensors(f"{at}/logits.safetensors", _stored(finished))
+        results.append(merged(store.read_json(f"{at}/results.json"), calibrate(finished, calibrators)))
         store.write_json(f"{at}/results.json", results[-1])
-    settings = {"dataset": "imported", "learner": "imported", "seed": 0, **record, "imported": True}
     whole = {"settings": settings, "tasks": results}
-    store.write_json("settings.json", settings)
     store.write_json("environment.json", environment(torch.device("cpu")))
     store.write_json("results.json", whole)
     write_report(read_runs([store.path]), store.path / "report.html")
@@ -111,8 +162,8 @@ class _Source:
         )
 
 
-def _read_tasks(source: Path) -> dict[str, Any]:
-    """The record in tasks.json, checked; null is the same as nothing."""
+def _read_tasks(source: Path, trust: bool, tell: Callable[[str], None]) -> dict[str, Any]:
+    """The record in tasks.json, checked, with the user's consent to what it imports; null is the same as nothing."""
     path = source / "tasks.json"
     expected = 'a JSON file such as {"tasks": [[0, 1], [2, 3]]}'
     try:
@@ -139,6 +190,8 @@ def _read_tasks(source: Path) -> dict[str, Any]:
         raise invalid(
             "source", f"{path} with a network but no dataset", "the name of the dataset that it was trained on"
         )
+    if "network" in record:  # without one, all names are but titles
+        consent({key: record[key] for key in ("dataset", "network")}, path, trust=trust, tell=tell)
     return record
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tcil.calibration.errors import invalid
+from tcil.experiments.boundary import open_lock
 
 NAME = ".lock"
 PAUSE = 0.2  # seconds between two tries
@@ -41,7 +42,7 @@ class FolderLock:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         # The file is never deleted: two processes could then hold locks on two files of the same name.
-        file = os.open(self._folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = open_lock(self._folder / NAME)
         try:
             while not self._taken(file):
                 if waiting is None:
@@ -73,10 +74,14 @@ class FolderLock:
 
 
 def _write(file: int, text: str) -> None:
-    """Who holds the lock is told as a courtesy: a full disk does not matter here."""
+    """Who holds the lock is told as a courtesy: a full disk does not matter here.
+
+    A file with another name elsewhere, in a backup by hard links say, is left as it is; the lock holds all the same.
+    """
     with contextlib.suppress(OSError):
-        os.ftruncate(file, 0)
-        os.pwrite(file, text.encode(), 0)
+        if os.fstat(file).st_nlink == 1:
+            os.ftruncate(file, 0)
+            os.pwrite(file, text.encode(), 0)
 
 
 def _owner(file: int) -> str:

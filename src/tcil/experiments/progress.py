@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from tcil.calibration.storage import replace_file
+from tcil.experiments.boundary import inside
 from tcil.experiments.run import Progress
 
 
@@ -63,7 +65,9 @@ class CsvLog:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / "progress.csv"
+        self._path = inside(folder, "progress.csv")
+        if self._path.exists() and self._path.stat().st_nlink > 1:  # lines are added to a file of this folder only
+            replace_file(self._path, self._path.read_bytes())
 
     def __call__(self, progress: Progress) -> None:
         """Write an epoch's line."""
@@ -83,7 +87,7 @@ class TensorBoardLog:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer = SummaryWriter(str(inside(folder, "tensorboard")))
 
     def __call__(self, progress: Progress) -> None:
         """Write an epoch's loss."""

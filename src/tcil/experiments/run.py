@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import tcil
 from tcil.calibration import ranks
 from tcil.calibration.errors import invalid
 from tcil.experiments.calibration import CALIBRATORS, FinishedTask, calibrate, merged
-from tcil.experiments.settings import RunSettings
+from tcil.experiments.settings import RunSettings, key_of, stored_key
 from tcil.experiments.stopping import Stopped
 from tcil.experiments.store import RunFolder, environment
 from tcil.incremental.datasets import load_dataset
@@ -43,6 +44,7 @@ class Progress:
     loss: float | None = None
 
 
+FINISHED = ("indices", "logits", "model")  # files of a task that was trained and evaluated
 PLACED = ("layout", "threads", "images_per_second")  # in environment.json
 Listener = Callable[[Progress], None]
 
@@ -92,15 +94,24 @@ class Run:
 
     def _begin(self) -> None:
         """Make the folder, and see that it is this run's."""
+        content = self.check_folder()
+        self.store.create()
+        self.store.write_json("settings.json", self.settings.model_dump(mode="json"))
+        self.store.write_json("data.json", content)
+
+    def check_folder(self) -> dict[str, Any]:
+        """Refuse a folder that holds another run, before anything is written; the fingerprint of its images."""
         store = self.store
-        store.create()
-        own = self.settings.model_dump(mode="json")
-        known = store.read_json("settings.json")
-        if known is not None and known != own:
+        own, whole = store.read_json("settings.json"), store.read_json("results.json")
+        beside = whole.get("settings") if isinstance(whole, dict) else None  # each may have been edited alone
+        keys = [stored_key(settings) for settings in (own, beside) if settings is not None]
+        named = re.search(r"-seed\d+-([0-9a-f]{12})$", store.path.resolve().name)
+        if named and not (isinstance(own, dict) and key_of(own) == named[1]):  # an earlier version may have had fewer
+            keys.append(named[1])
+        if any(key != self.settings.key for key in keys):
             raise invalid(
                 "run", f"{store.path}, which holds a run with other settings", "an empty folder or the same run"
             )
-        store.write_json("settings.json", own)
         content = self.dataset.fingerprint()
         if store.read_json("data.json") not in (None, content):
             raise invalid(
@@ -109,7 +120,24 @@ class Run:
                 "the images that the run began with",
                 "Take another --out, or delete it.",
             )
-        store.write_json("data.json", content)
+        return content
+
+    def check_finished(self) -> None:
+        """Refuse a run with a task that is not finished, or that was made of other rows than these settings say."""
+        for task in self.stream:
+            found = {name: self._stored(task, name) for name in FINISHED}
+            for name, own in {"train": task.train, "valid": task.valid, "pool": task.pool}.items():
+                rows = found["indices"].get(name)
+                if rows is None or not torch.equal(rows, own):
+                    given = f"{self.store.path}, whose task {task.index} has other images than its settings say"
+                    raise invalid("run", given, "the settings and images that it was trained with")
+
+    def _stored(self, task: Task, name: str) -> dict[str, Tensor]:
+        """What a finished task has stored under this name."""
+        stored = self.store.read_tensors(f"{_at(task)}/{name}.safetensors")
+        if stored is None:
+            raise invalid("run", f"{self.store.path} without {name} of task {task.index}", "a finished run")
+        return stored[0]
 
     def _execute(self, calibrators: Sequence[str] | None, listener: Listener) -> dict[str, Any]:
         store, results = self.store, list[dict[str, Any]]()
@@ -333,10 +361,7 @@ class Run:
         self, task: Task, memory: Memory, learner: Learner, history: dict[str, Any], valid: Tensor | None = None
     ) -> FinishedTask:
         """What the calibrators need, from what `_evaluate` stored; `valid` may be another draw from the pool."""
-        stored = self.store.read_tensors(f"{_at(task)}/logits.safetensors")
-        if stored is None:
-            raise invalid("run", f"{self.store.path} without logits of task {task.index}", "a finished run")
-        tensors = stored[0]
+        tensors = self._stored(task, "logits")
         valid = task.valid if valid is None else valid
         place = torch.full((len(self.stream.columns),), -1)
         place[task.pool] = torch.arange(len(task.pool))

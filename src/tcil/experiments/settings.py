@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from tcil.calibration.errors import invalid, nearest, unknown_name
+from tcil.incremental.extensions import code_named, consent
 
 FORMAT = 1  # of run folders; part of every run's key
+_OWN_WORDS = {"code": True}  # the context in which settings may name code to be imported
 
 
 class RunSettings(BaseModel):
-    """Everything that a training depends on. `key` is a hash of it; the same settings are the same run."""
+    """Everything that a training depends on. `key` is a hash of it; the same settings are the same run.
+
+    Names in it are imported by whoever trains. `package.module:name` is therefore refused here, wherever it comes from:
+    `build` and `own_settings` make settings of the user's own words, `stored_settings` of a file that they trust.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,6 +49,13 @@ class RunSettings(BaseModel):
     seed: int = Field(1, ge=0, description="training: initialisation, batches, augmentation, memory")
     validation_seed: int = Field(1, ge=0, description="which images are held out")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_code(cls, values: Any, info: ValidationInfo) -> Any:
+        if isinstance(values, Mapping) and info.context is not _OWN_WORDS and (found := code_named(values)):
+            raise ValueError(f"settings that were read name code to be imported: {', '.join(found)}")
+        return values
+
     @model_validator(mode="after")
     def _consistent(self) -> RunSettings:
         if self.validation_pool < self.validation:
@@ -56,8 +70,7 @@ class RunSettings(BaseModel):
     @property
     def key(self) -> str:
         """A hash of all settings."""
-        record = json.dumps({"format": FORMAT, **self.model_dump(mode="json")}, sort_keys=True)
-        return hashlib.sha256(record.encode()).hexdigest()[:12]
+        return key_of(self.model_dump(mode="json"))
 
     def on_all_data(self) -> RunSettings:
         """The same training without a validation set, for Vanilla as the paper reports it."""
@@ -66,8 +79,38 @@ class RunSettings(BaseModel):
     @property
     def name(self) -> str:
         """The name of the run's folder."""
-        dataset = self.dataset.replace(":", "-").replace("/", "-")
-        return f"{dataset}-{self.learner.replace(':', '-')}-seed{self.seed}-{self.key}"
+        dataset, learner = (re.sub(r"[:/\\\0]", "-", name) for name in (self.dataset, self.learner))
+        return f"{dataset}-{learner}-seed{self.seed}-{self.key}"
+
+
+def key_of(record: Mapping[str, Any]) -> str:
+    """The hash of settings as they are stored."""
+    text = json.dumps({"format": FORMAT, **record}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def own_settings(values: Any) -> RunSettings:
+    """Settings in the user's own words: a job of their sweep, say. Never of a file that was found somewhere."""
+    return RunSettings.model_validate(values, context=_OWN_WORDS)
+
+
+def stored_settings(record: Any, file: Path, *, trust: bool, tell: Callable[[str], None]) -> RunSettings:
+    """The settings in a file of a run folder. Code that it names is refused, unless the user trusts the folder."""
+    if not isinstance(record, Mapping):
+        raise invalid("run", f"{file} with {type(record).__name__}", "the settings of a run")
+    consent(record, file, trust=trust, tell=tell)
+    try:
+        return RunSettings.model_validate(record, context=_OWN_WORDS if trust else None)
+    except ValidationError as error:
+        raise invalid("run", f"{file} ({explain(error)})", "settings as 'tcil run' stored them") from None
+
+
+def stored_key(record: Any) -> str | None:
+    """The key of the settings in a file; None for those of other tools. Nothing that they name is looked for."""
+    try:
+        return own_settings(record).key
+    except ValidationError:
+        return None
 
 
 _SHORT_TUNING = {
@@ -155,7 +198,7 @@ def build(values: Mapping[str, Any]) -> RunSettings:
     if isinstance(epochs, int) and "milestones" not in given:
         merged["milestones"] = sorted({m for m in (epochs // 2, epochs * 3 // 4) if 0 < m < epochs})
     try:
-        return RunSettings(**merged)
+        return own_settings(merged)
     except ValidationError as error:
         raise ValueError(explain(error)) from None
 

@@ -13,6 +13,8 @@ RUN/task-03/
     epoch.safetensors    while training: after the last finished epoch, or the step at which a signal stopped it
 RUN/status.json          where a sweep's run stands, for whoever watches
 RUN/.lock                who works in the folder; empty when nobody does
+
+Links inside the folder are refused (see boundary.py); the folder itself may be one.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from tcil.calibration import ranks
 from tcil.calibration.storage import replace_file
+from tcil.experiments.boundary import check_entries, inside, make_task_folder, plain_file
 from tcil.experiments.checksums import Damaged, open_json, open_tensors, seal_json, seal_tensors
 from tcil.experiments.locks import FolderLock
 
@@ -50,6 +53,7 @@ class RunFolder:
         if not ranks.current().first:
             yield
             return
+        check_entries(self.path)
         with self._lock.held(waiting):
             yield
 
@@ -59,13 +63,14 @@ class RunFolder:
             if not first:
                 return
             self.path.mkdir(parents=True, exist_ok=True)
-            for leftover in self.path.rglob(".*.part"):
-                leftover.unlink(missing_ok=True)
+            for place in (self.path, *self.path.glob("task-*")):
+                for leftover in place.glob(".*.part"):
+                    leftover.unlink(missing_ok=True)
 
     def task(self, index: int) -> Path:
         """The folder of a task."""
         folder = self.path / f"task-{index:02d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_task_folder(folder)
         return folder
 
     def write_json(self, name: str, record: dict[str, Any]) -> None:
@@ -73,7 +78,7 @@ class RunFolder:
         content = seal_json(record)
         with ranks.current().first_alone() as first:
             if first and self._read(name) != content:
-                replace_file(self.path / name, content)
+                replace_file(inside(self.path, name), content)
 
     def read_json(self, name: str) -> Any | None:
         """A stored record, or None where there is none, or none that is whole."""
@@ -89,7 +94,7 @@ class RunFolder:
         with ranks.current().first_alone() as first:
             if first:
                 tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-                replace_file(self.path / name, seal_tensors(tensors, note))
+                replace_file(inside(self.path, name), seal_tensors(tensors, note))
 
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """Stored tensors and their note, or None where there are none, or none that are whole."""
@@ -104,12 +109,13 @@ class RunFolder:
         """Delete a file if it is there."""
         with ranks.current().first_alone() as first:
             if first:
-                (self.path / name).unlink(missing_ok=True)
+                inside(self.path, name).unlink(missing_ok=True)
 
     def _read(self, name: str) -> bytes | None:
+        path = self.path / name
         try:
-            return (self.path / name).read_bytes()
-        except FileNotFoundError:
+            return path.read_bytes() if plain_file(path) else None
+        except FileNotFoundError:  # gone meanwhile
             return None
 
     def _refuse(self, name: str, reason: Damaged) -> None:

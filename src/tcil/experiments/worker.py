@@ -30,7 +30,7 @@ from tcil.experiments.collect import StoredRun
 from tcil.experiments.locks import FolderInUse
 from tcil.experiments.perform import train
 from tcil.experiments.run import Run
-from tcil.experiments.settings import RunSettings
+from tcil.experiments.settings import RunSettings, own_settings
 from tcil.experiments.status import StatusWriter
 from tcil.experiments.store import DamagedFileWarning, RunFolder
 
@@ -71,7 +71,7 @@ class Job:
         version = record.pop("version")
         if version != __version__:
             raise invalid("tcil", f"version {__version__} on this node", f"{version}, as where the sweep was started")
-        record["settings"] = RunSettings(**record["settings"])
+        record["settings"] = own_settings(record["settings"])  # what the sweep that sent it was told by its user
         record |= {key: Path(record[key]) for key in ("out", "home")}
         record["data"] = record["data"] and Path(record["data"])
         record["calibrators"] = record["calibrators"] and tuple(record["calibrators"])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tcil.calibration.errors import invalid
+from tcil.incremental.datasets.files import check_md5
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,10 @@ def download(
     releases: dict[str, Release] = RELEASES,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Fetch and unpack a dataset into `folder`; what is there already is left alone."""
+    """Fetch and unpack a dataset into `folder`; what is there already is left alone.
+
+    An archive that lies there is unpacked instead of fetched, if it is the release's own, and stays.
+    """
     if name not in releases:
         raise invalid("dataset", repr(name), "one of " + ", ".join(releases), "Others come with their own files.")
     release = releases[name]
@@ -59,7 +63,12 @@ def download(
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / Path(release.url).name
     partial = archive.with_name(archive.name + ".part")
-    if not archive.exists():
+    given = archive.exists()
+    if given:
+        check_md5(archive, release.md5, "Nothing was unpacked. Move it away, and the same command fetches it anew.")
+    else:
+        if partial.is_symlink():
+            raise invalid("data", f"{partial}, a link", "a file of its own, or none", "Delete the link.")
         _fetch(release.url, partial, report)
         with partial.open("rb") as file:
             found = hashlib.file_digest(file, "md5").hexdigest()
@@ -68,7 +77,8 @@ def download(
             raise invalid("download", f"{release.url} with the checksum {found}", release.md5, "Run the command again.")
         os.replace(partial, archive)
     _unpack(archive, folder, release.folder)
-    archive.unlink()
+    if not given:
+        archive.unlink()
     return target
 
 

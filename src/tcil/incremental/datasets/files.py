@@ -51,5 +51,8 @@ def check_md5(path: Path, wanted: str, where: str) -> None:
         found = hashlib.file_digest(file, "md5").hexdigest()
     if found != wanted:
         raise invalid(
-            "data", f"{path} with the checksum {found}", f"{wanted}, as in the release", f"It is damaged. {where}"
+            "data",
+            f"{path} with the checksum {found}",
+            f"{wanted}, as in the release",
+            f"It is damaged, or another. {where}",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def decode(paths: Sequence[Path], side: int, cache: Path) -> Tensor:
     images = torch.empty(len(paths), 3, side, side, dtype=torch.uint8)
     for index, path in enumerate(paths):
         images[index] = torch.from_numpy(_read(path, side)).permute(2, 0, 1)
-    partial = cache.with_name(f".{cache.name}.{os.getpid()}.part")
+    partial = cache.with_name(f".{cache.name}.{secrets.token_hex(8)}.part")  # a name that nobody can foresee
     try:
         save_file({"images": images, "key": torch.tensor(list(key.encode()), dtype=torch.uint8)}, partial)
         os.replace(partial, cache)
