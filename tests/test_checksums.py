@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from tcil.experiments.checksums import Damaged, open_json, open_tensors, seal_json, seal_tensors
+from tcil.calibration.checksums import Damaged, open_json, open_tensors, seal_json, seal_tensors
 from tcil.experiments.collect import read_runs
 from tcil.experiments.run import Run
 from tcil.experiments.settings import build

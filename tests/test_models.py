@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -146,6 +148,92 @@ class Scaled(Plain):
         return 3.0 * super().forward(x)
 
 
+class Averaged(nn.Module):
+    """Two heads, of which no one emits the logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.one, self.other = Body(), nn.Linear(16, K), nn.Linear(16, K)
+
+    def forward(self, x):
+        f = self.backbone(x)
+        return (self.one(f) + self.other(f)) / 2
+
+
+class LogProbabilities(Plain):
+    def forward(self, x):
+        return nn.functional.log_softmax(super().forward(x) / 0.07, dim=1)
+
+
+class LogSoftmaxModule(Plain):
+    """The last module makes log-probabilities: what it reads are logits, not features."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.LogSoftmax(dim=1)
+
+    def forward(self, x):
+        return self.last(super().forward(x))
+
+
+class Sharpened(Plain):
+    """A learned scale after a cosine head."""
+
+    def __init__(self):
+        super().__init__()
+        self.sigma = nn.Parameter(torch.tensor(5.0))
+
+    def forward(self, x):
+        return self.sigma * super().forward(x)
+
+
+class Masked(Sliced):
+    """Classes to come are masked out of a wide head."""
+
+    def forward(self, x):
+        z = self.fc(self.backbone(x))
+        return z.masked_fill(torch.arange(10) >= K, -1e4)
+
+
+class SplitLogProbabilities(SplitInForward):
+    def forward(self, x):
+        return nn.functional.log_softmax(super().forward(x), dim=1)
+
+
+class HeadList(SplitInForward):
+    def forward(self, x):
+        f = self.backbone(x)
+        return [head(f) for head in self.heads]
+
+
+class HeadTuple(SplitInForward):
+    def forward(self, x):
+        f = self.backbone(x)
+        return tuple(head(f) for head in self.heads)
+
+
+class HeadListInside(SplitInForward):
+    def forward(self, x):
+        f = self.backbone(x)
+        return {"logits": [head(f) for head in self.heads]}
+
+
+class NumberedHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head1, self.head2 = Body(), nn.Linear(16, 2), nn.Linear(16, 2)
+
+    def forward(self, x):
+        f = self.backbone(x)
+        return self.head1(f), self.head2(f)
+
+
+def joined(out):
+    """The logits in whatever a model returns."""
+    out = out["logits"] if isinstance(out, dict) else getattr(out, "logits", out)
+    return torch.cat(tuple(out), dim=1) if isinstance(out, (list, tuple)) else out
+
+
 def trained(kind, blobs, steps=80):
     torch.manual_seed(0)
     model = kind()
@@ -153,9 +241,7 @@ def trained(kind, blobs, steps=80):
     (x, y), _ = blobs
     for _ in range(steps):
         optimizer.zero_grad()
-        out = model(x)
-        out = out["logits"] if isinstance(out, dict) else getattr(out, "logits", out)
-        nn.functional.cross_entropy(out, y).backward()
+        nn.functional.cross_entropy(joined(model(x)), y).backward()
         optimizer.step()
     optimizer.zero_grad()
     return model
@@ -167,6 +253,8 @@ def fit(model, blobs, **options):
 
 
 HEADS = [Plain, AsDict, AsObject, Cosine, SplitModule, SplitInForward, Sliced, Dropped]
+HEADS += [HeadList, HeadTuple, HeadListInside, NumberedHeads]
+HEADS += [Scaled, LogProbabilities, LogSoftmaxModule, Sharpened, Masked, SplitLogProbabilities]
 
 
 @pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
@@ -276,20 +364,19 @@ class TestNamedFeatures:
         plain.fc.weight.data, plain.fc.bias.data = model.weight.data, torch.zeros(K)
         assert calibrator.temperature_ == pytest.approx(fit(plain, blobs).temperature_, rel=1e-5)
 
-    def test_no_findable_layer(self, blobs):
+    @pytest.mark.parametrize("given", [None, "backbone", lambda x: x])
+    def test_no_findable_layer(self, blobs, given):
         model = trained(Functional, blobs)
-        with pytest.raises(
-            ValueError, match=r"features: got no module of the model that emits the logits.*features='fc'"
-        ):
-            fit(model, blobs)
+        with pytest.raises(ValueError, match=r"no module of the model that emits .* Pass features=\(extract, head\)"):
+            fit(model, blobs, features=given)
+        fit(model, blobs, features=(model.extract, model.head))  # what the message says works
 
-    def test_scaled_after_the_head(self, blobs):
-        model = trained(Scaled, blobs)
-        with pytest.raises(ValueError, match="no module of the model that emits the logits"):
+    def test_averaged_heads(self, blobs):
+        model = trained(Averaged, blobs)
+        with pytest.raises(ValueError, match=r"no module of the model that emits .* Pass features=\(extract, head\)"):
             fit(model, blobs)
-        with pytest.raises(ValueError, match="neither emits the logits nor feeds the module that does"):
-            fit(model, blobs, features="fc")
-        fit(model, blobs, features=(model.backbone, lambda f: 3.0 * model.fc(f)))
+        calibrator = fit(model, blobs, features=(model.backbone, lambda f: (model.one(f) + model.other(f)) / 2))
+        assert calibrator.temperature_ > 0
 
     def test_wrong_layer(self, blobs):
         model = trained(Plain, blobs)
@@ -367,6 +454,314 @@ class TestWrappers:
         assert torch.allclose(one, other, atol=1e-5)
 
 
+class TestOutputsAfterTheHead:
+    """A log-softmax or a scale after the last layer changes neither what it reads nor which class is the target."""
+
+    @pytest.mark.parametrize(("kind", "factor"), [(Scaled, 3.0), (Sharpened, 5.0), (LogSoftmaxModule, 1.0)])
+    def test_the_temperature_follows_the_scale(self, blobs, kind, factor):
+        plain = trained(Plain, blobs)
+        other = kind()
+        other.load_state_dict(plain.state_dict(), strict=False)
+        want = fit(plain, blobs)
+        for given in ({}, {"features": "fc"}, {"features": "backbone"}, {"features": other.backbone.forward}):
+            calibrator = fit(other, blobs, **given)
+            assert calibrator.temperature_ == pytest.approx(factor * want.temperature_, rel=1e-3)
+        x = blobs[1][0][:5]
+        with torch.no_grad():
+            assert torch.allclose(calibrator.wrap(other)(x), want.wrap(plain)(x), atol=1e-3)
+
+    def test_a_wrong_layer_is_still_refused(self, blobs):
+        model = trained(Scaled, blobs)
+        with pytest.raises(ValueError, match=r"re-running the head 'fc' differs .*Leave features= out"):
+            fit(model, blobs, features="backbone.0")
+        with pytest.raises(ValueError, match="the given head differs"):
+            fit(model, blobs, features=(model.backbone, model.fc))  # its answers are used as the logits
+        fit(model, blobs)  # what the message says works
+
+    @pytest.mark.parametrize("change", [lambda z: z.tanh(), lambda z: -z, lambda z: z * torch.arange(1.0, 5)])
+    def test_other_changes_are_refused(self, blobs, change):
+        class Changed(Plain):
+            def forward(self, x):
+                return change(super().forward(x))
+
+        model = trained(Plain, blobs)
+        changed = Changed()
+        changed.load_state_dict(model.state_dict())
+        with pytest.raises(ValueError, match=r"no module of the model that emits .* Pass features=\(extract, head\)"):
+            fit(changed, blobs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tcil.CalibrationWarning)
+            fit(changed, blobs, features=(changed.backbone, lambda f: change(changed.fc(f))))
+
+
+class LogitsAndFeatures(Plain):
+    def forward(self, x):
+        f = self.backbone(x)
+        return self.fc(f), f
+
+
+class LogitsAndProjection(Plain):
+    def __init__(self):
+        super().__init__()
+        self.projection = nn.Linear(16, 8)
+
+    def forward(self, x):
+        f = self.backbone(x)
+        return self.fc(f), self.projection(f)
+
+
+class Exits(nn.Module):
+    """Several answers for the same classes, from features of several depths."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(D, 16), nn.Linear(16, 16)])
+        self.exits = nn.ModuleList([nn.Linear(16, K), nn.Linear(16, K)])
+
+    def forward(self, x):
+        answers = []
+        for layer, leave in zip(self.layers, self.exits, strict=True):
+            x = layer(x).relu()
+            answers.append(leave(x))
+        return answers
+
+
+class TestListsOfLogits:
+    @pytest.mark.parametrize("kind", [HeadList, HeadTuple, HeadListInside])
+    def test_heads_are_put_side_by_side(self, blobs, kind):
+        split = trained(SplitInForward, blobs)
+        model = kind()
+        model.load_state_dict(split.state_dict())
+        memory, valid = blobs
+        assert torch.equal(tcil.predict_logits(model, valid)[0], tcil.predict_logits(split, valid)[0])
+        calibrator, want = fit(model, blobs), fit(split, blobs)
+        assert calibrator.temperature_ == want.temperature_
+        assert torch.equal(calibrator.wrap(model)(memory[0]), want.wrap(split)(memory[0]))
+
+    def test_new_heads_that_are_all_zero(self, blobs):
+        model = HeadTuple()
+        for head in model.heads:
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
+        assert tcil.predict_logits(model, blobs[1])[0].shape == (200, K)
+
+    @pytest.mark.parametrize(
+        ("kind", "container"),
+        # A list of what two modules make of the same features is taken as heads; a tuple may be anything.
+        [(LogitsAndFeatures, tuple), (LogitsAndFeatures, list), (LogitsAndProjection, tuple), (Exits, list)],
+    )
+    def test_other_things_are_not(self, blobs, kind, container):
+        class Model(kind):
+            def forward(self, x):
+                return container(super().forward(x))
+
+        model = Model()
+        for act in (lambda: fit(model, blobs), lambda: tcil.predict_logits(model, blobs[1])):
+            with pytest.raises(ValueError, match=r"with 2 matrices of the shapes .*returns the logits only"):
+                act()
+
+        class LogitsOnly(nn.Module):  # what the message says works
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, x):
+                return self.model(x)[0]
+
+        assert tcil.predict_logits(LogitsOnly(), blobs[1])[0].shape == (200, K)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tcil.CalibrationWarning)
+            fit(LogitsOnly(), blobs)
+
+    @pytest.mark.parametrize("output", [(), [], (torch.zeros(200, 2), None), "logits", [torch.zeros(200)]])
+    def test_what_holds_no_logits(self, blobs, output):
+        class Odd(Plain):
+            def forward(self, x):
+                return output
+
+        with pytest.raises(ValueError, match="model: got an output of type"):
+            tcil.predict_logits(Odd(), blobs[1])
+
+
+class TestDevices:
+    @pytest.mark.parametrize("device", ["meta", torch.device("meta"), "foo", "cuda:77", "mps:9", -1, True, 3.5, "", []])
+    def test_no_such_device(self, blobs, device):
+        model = trained(Plain, blobs)
+        before, weights = state_of(model), copy.deepcopy(model.state_dict())
+        acts = [
+            lambda: tcil.TCIL(device=device).fit(model, *blobs, [2, 3]),
+            lambda: tcil.PACT(device=device).fit(model, *blobs, [2, 3], imbalance=2.0),
+            lambda: tcil.PerturbedTemperatureScaling(device=device).fit(model, valid=blobs[1]),
+            lambda: tcil.predict_logits(model, blobs[1], device=device),
+        ]
+        for act in acts:
+            with pytest.raises(ValueError, match=r"device: got .*; expected a device of this machine"):
+                act()
+        assert state_of(model) == before
+        assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items())
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+    @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0])
+    def test_cuda_where_there_is_none(self, blobs, device):
+        with pytest.raises(ValueError, match=r"device: got .*; expected a device of this machine"):
+            tcil.predict_logits(Plain(), blobs[1], device=device)
+
+    def test_a_model_without_values(self, blobs):
+        model = Plain().to("meta")
+        calibrator = fit(trained(Plain, blobs), blobs)
+        acts = [
+            lambda: fit(model, blobs),
+            lambda: tcil.TCIL(device="cpu").fit(model, *blobs, [2, 3]),
+            lambda: tcil.predict_logits(model, blobs[1], device="cpu"),
+            lambda: calibrator.wrap(model),
+            lambda: calibrator.check_weights(model),
+        ]
+        for act in acts:
+            with pytest.raises(ValueError, match=r"model: got 'backbone\.0.*on the meta device"):
+                act()
+
+    def test_a_lazy_model(self, blobs):
+        class Lazy(Plain):
+            def __init__(self):
+                super().__init__()
+                self.fc = nn.LazyLinear(K)
+
+        model = Lazy()
+        with pytest.raises(ValueError, match=r"model: got 'fc\.weight' of a lazy module"):
+            fit(model, blobs)
+        with pytest.raises(ValueError, match="lazy"):
+            tcil.predict_logits(model, blobs[1])
+        assert nn.parameter.is_lazy(model.fc.weight)
+        model(blobs[0][0])  # what the message says works
+        tcil.predict_logits(model, blobs[1])
+
+    def test_the_model_s_own_device(self, blobs):
+        model = trained(Plain, blobs)
+        want = fit(model, blobs).temperature_
+        for device in ("cpu", torch.device("cpu")):
+            assert tcil.TCIL(device=device).fit(model, *blobs, [2, 3]).temperature_ == want
+
+
+class Autocast(Plain):
+    """Mixed precision as it is commonly written: inside forward."""
+
+    wide = False
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = super().forward(x)
+        return z.float() if self.wide else z
+
+
+class WideAutocast(Autocast):
+    wide = True
+
+
+class AutocastBody(Plain):
+    """The body in half precision, the head in float32."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            f = self.backbone(x)
+        return self.fc(f.float())
+
+
+@pytest.mark.usefixtures("bf16")
+class TestHalfPrecision:
+    @pytest.mark.parametrize("kind", [Autocast, WideAutocast, AutocastBody])
+    @pytest.mark.parametrize("features", [None, "fc", "backbone"])
+    def test_autocast_inside_forward(self, blobs, kind, features):
+        plain = trained(Plain, blobs)
+        model = kind()
+        model.load_state_dict(plain.state_dict())
+        calibrator = fit(model, blobs, features=features)
+        assert calibrator.temperature_ == pytest.approx(fit(plain, blobs).temperature_, rel=0.15)
+        assert calibrator.wrap(model)(blobs[1][0]).dtype == torch.float64
+
+    def test_autocast_inside_forward_and_a_feature_function(self, blobs):
+        model = trained(Autocast, blobs)
+        assert fit(model, blobs, features=model.backbone.forward).temperature_ > 0
+
+    def test_fit_and_use_inside_an_autocast_region(self, blobs):
+        model = trained(Plain, blobs)
+        want = fit(model, blobs)
+        logits = tcil.predict_logits(model, blobs[1])[0]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            calibrator = fit(model, blobs)
+            out = calibrator.wrap(model)(blobs[1][0])
+            # What is done with logits is done in full precision.
+            assert torch.equal(want.transform(logits), want.transform(logits.clone()))
+            inside = want.transform(logits)
+        assert calibrator.temperature_ == pytest.approx(want.temperature_, rel=0.15)
+        assert out.dtype == torch.float64
+        assert torch.equal(inside, want.transform(logits))
+
+    def test_a_map_of_one_s_own_never_runs_in_half_precision(self):
+        class Rotated(tcil.CalibrationMap):
+            def forward(self, logits, features=None):
+                return torch.log_softmax(logits.float() @ torch.eye(K), dim=1)
+
+        class Rotation(tcil.Calibrator):
+            map_type, result_type = Rotated, float
+
+        calibrator = Rotation()._fitted(Rotated(), tuple(range(K)), 1.0)
+        network, x = nn.Linear(D, K), torch.linspace(0, 1, 2 * D).reshape(2, D)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = network(x)
+            assert torch.equal(calibrator.wrap(network)(x), torch.log_softmax(logits.float(), dim=1))
+            assert calibrator.transform(logits).dtype == torch.float32
+
+    def test_wrapped_models_cast_their_inputs_as_fit_does(self, blobs):
+        model = trained(Plain, blobs).bfloat16()
+        calibrated = fit(model, blobs).wrap(model)
+        x = blobs[1][0][:6]
+        want = calibrated(x.bfloat16())
+        assert torch.equal(calibrated(x), want)
+        assert torch.equal(calibrated(x.double()), want)
+        assert torch.equal(calibrated(x=x), want)
+
+
+def test_wrapped_models_cast_doubles(blobs):
+    model = trained(Plain, blobs)
+    calibrated, x = fit(model, blobs).wrap(model), blobs[1][0][:6]
+    assert torch.equal(calibrated(x.double()), calibrated(x))
+    double = copy.deepcopy(model).double()
+    assert calibrated(x).shape == fit(double, blobs).wrap(double)(x).shape
+
+
+def test_whole_numbers_are_not_cast():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.fc = nn.Embedding(10, 8), nn.Linear(8, K)
+
+        def forward(self, x, mask=None):
+            return self.fc(self.embedding(x).mean(dim=1))
+
+    model, tokens = Tokens(), torch.arange(12).reshape(3, 4) % 10
+    scaling = tcil.TemperatureScaling().fit(5 * torch.eye(K)[[0, 1, 2, 3]], torch.tensor([0, 1, 2, 2]))
+    assert torch.equal(scaling.wrap(model)(tokens).argmax(1), model(tokens).argmax(1))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_body_in_torchscript(blobs):
+    plain = trained(Plain, blobs)
+    want = fit(plain, blobs).temperature_
+    model = copy.deepcopy(plain).train()
+    model.backbone = torch.jit.script(model.backbone)
+    assert torch.equal(tcil.predict_logits(model, blobs[1])[0], tcil.predict_logits(plain, blobs[1])[0])
+    assert fit(model, blobs).temperature_ == pytest.approx(want, rel=1e-6)
+    assert all(module.training for module in model.modules())
+
+
+def test_a_model_made_in_inference_mode(blobs):
+    with torch.inference_mode():
+        model = Plain()
+    before = [parameter.requires_grad for parameter in model.parameters()]
+    tcil.predict_logits(model, blobs[1])
+    assert [parameter.requires_grad for parameter in model.parameters()] == before
+
+
 class Touchy(Plain):
     """Fails at the batch that `fail_at` says."""
 
@@ -382,7 +777,10 @@ class Touchy(Plain):
 
 
 def state_of(model):
+    plain = (int, float, str, type(None))
     return (
+        [{k: v if isinstance(v, plain) else id(v) for k, v in vars(module).items()} for module in model.modules()],
+        [(name, b.device, b.dtype, b.data_ptr(), str(b.tolist())) for name, b in model.named_buffers()],
         [(name, module.training) for name, module in model.named_modules()],
         [(name, p.requires_grad, p.grad, p.device, p.data_ptr(), p._version) for name, p in model.named_parameters()],
         [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()],
@@ -436,6 +834,71 @@ class TestComesBackAsItWas:
         before = state_of(model)
         tcil.PerturbedTemperatureScaling().fit(model, valid=blobs[1])
         tcil.predict_logits(model, blobs[1])
+        assert state_of(model) == before
+
+
+class Restless(nn.Module):
+    """Changes itself in every forward pass, in each of the ways that a module can."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.fc = nn.Sequential(nn.Linear(D, 16), nn.BatchNorm1d(16), nn.ReLU()), nn.Linear(16, K)
+        self.again = self.fc  # a module at two places
+        self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.full((16,), float("nan")))
+        self.calls, self.last, self.fail_at = 0, None, 10**9
+        self.seen = []
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(len(x))
+        self.passes += 1
+        f = self.backbone(x.mul_(2.0))
+        self.mean = f.detach().mean(dim=0)
+        self.last = f
+        self.late = nn.Linear(2, 2)
+        self.fc.training = not self.fc.training
+        if self.calls >= self.fail_at:
+            raise RuntimeError("out of memory, say")
+        return self.again(f)
+
+
+class TestModelsThatChangeThemselves:
+    def model(self, fail_at=10**9):
+        torch.manual_seed(0)
+        model = Restless().train()
+        model.fail_at = fail_at
+        model.fc.weight.grad = torch.ones_like(model.fc.weight)
+        model.backbone[1].eval()
+        return model
+
+    @pytest.mark.parametrize("fail_at", [10**9, 1, 2, 3])
+    def test_are_handed_back_as_they_were(self, blobs, fail_at):
+        model = self.model(fail_at)
+        memory, valid = (tuple(t.clone() for t in part) for part in blobs)
+        before, weights = state_of(model), copy.deepcopy(model.state_dict())
+        acts = {
+            "fit": lambda: tcil.TCIL(batch_size=20).fit(model, memory, valid, [2, 3]),
+            "noise": lambda: tcil.PerturbedTemperatureScaling(batch_size=20).fit(model, valid=valid),
+            "predict": lambda: tcil.predict_logits(model, valid, batch_size=20),
+        }
+        for act in acts.values():
+            fails = pytest.raises(RuntimeError, match="out of memory, say")
+            with contextlib.nullcontext() if fail_at == 10**9 else fails, warnings.catch_warnings():
+                warnings.simplefilter("ignore", tcil.CalibrationWarning)
+                act()
+            assert state_of(model) == before
+            assert not hasattr(model, "late")
+            assert all(torch.equal(weights[k], v) or k == "mean" for k, v in model.state_dict().items())
+        assert model.seen  # it did run
+        assert torch.equal(memory[0], blobs[0][0])
+        assert torch.equal(valid[0], blobs[1][0])
+
+    def test_are_left_alone_by_wrap(self, blobs):
+        model = trained(Plain, blobs).train()
+        calibrator, before = fit(model, blobs), state_of(model)
+        calibrator.wrap(model)
+        calibrator.check_weights(model)
         assert state_of(model) == before
 
 

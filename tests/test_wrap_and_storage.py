@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import tcil
 from tcil.calibration import storage
 from tcil.calibration.calibrators.maps import CalibrationMap
+from tcil.calibration.checksums import open_json, seal_json
 
 
 def all_calibrators(task):
@@ -155,6 +156,11 @@ class TestWidths:
             fitted[1]["TCIL"].wrap(tcil.networks.small_cnn(3), force=True)(fitted[0].test[0][:2])
 
 
+def edit(path, **changes):
+    """Change fields of a saved file, with a checksum that fits."""
+    path.write_bytes(seal_json({**open_json(path.read_bytes()), **changes}))
+
+
 class TestDisk:
     def test_wrong_class(self, fitted, tmp_path):
         path = fitted[1]["TemperatureScaling"].save(tmp_path / "c.json")
@@ -165,19 +171,16 @@ class TestDisk:
         ("damage", "message"),
         [
             (lambda p: p.unlink(), "expected an existing file"),
-            (lambda p: p.write_text("{"), "which is not JSON"),
+            (lambda p: p.write_text("{"), "it is not JSON"),
             (lambda p: p.write_text("[]"), "not a saved calibrator"),
-            (
-                lambda p: p.write_text(p.read_text().replace('"format_version": 1', '"format_version": 99')),
-                "version 99",
-            ),
-            (lambda p: p.write_text(json.dumps({**json.loads(p.read_text()), "calibrator": "Evil"})), "a saved 'Evil'"),
+            (lambda p: edit(p, format_version=99), "version 99"),
+            (lambda p: edit(p, calibrator="Evil"), "a saved 'Evil'"),
             (
                 lambda p: p.write_text(json.dumps({"format": "tcil-calibrator", "format_version": 1})),
                 "without calibrator",
             ),
             *(
-                (lambda p, k=k, v=v: p.write_text(json.dumps({**json.loads(p.read_text()), k: v})), "which is damaged")
+                (lambda p, k=k, v=v: edit(p, **{k: v}), "which is damaged")
                 for k, v in [
                     ("arrays", []),
                     ("arrays", {}),
@@ -228,9 +231,7 @@ class TestDisk:
 
     def test_array_file_cannot_point_elsewhere(self, fitted, tmp_path):
         path = fitted[1]["MulticlassIsotonic"].save(tmp_path / "c.json")
-        record = json.loads(path.read_text())
-        record["array_file"]["file"] = "../../etc/passwd"
-        path.write_text(json.dumps(record))
+        edit(path, array_file={**json.loads(path.read_text())["array_file"], "file": "../../etc/passwd"})
         with pytest.raises(ValueError, match="without its array file"):
             tcil.Calibrator.load(path)
 

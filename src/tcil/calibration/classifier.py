@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from tcil.calibration.arrays import at_least_float32
 from tcil.calibration.errors import invalid
@@ -19,8 +22,10 @@ from tcil.calibration.features import (
     check_kind,
     check_rows,
     find_source,
+    later_heads,
     select_logits,
     submodule,
+    watch,
 )
 from tcil.calibration.folding import close, swapped, watch_pairs
 
@@ -38,13 +43,120 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def weights_hash(model: nn.Module) -> str:
     """A digest of the network's parameters and buffers: names, shapes, types and bytes, whatever the device."""
+    return _digest(_tensors(model).items())
+
+
+@dataclass(frozen=True)
+class HeadTensor:
+    """A tensor of the head with an entry for each of its `width` logit columns along `axis`, the first being `first`.
+
+    `apart` says that a column depends on its own entries only, so that those of columns not used do not matter.
+    """
+
+    name: str
+    axis: int
+    first: int
+    width: int
+    apart: bool
+
+    def used(self, value: Tensor, columns: Sequence[int]) -> Tensor:
+        """The entries that the given logit columns depend on."""
+        own = [column - self.first for column in columns] if self.apart else range(self.width)
+        places = [place for place in own if 0 <= place < min(self.width, value.shape[self.axis])]
+        return value.index_select(self.axis, torch.tensor(places, dtype=torch.long, device=value.device))
+
+
+@dataclass(frozen=True)
+class UsedWeights:
+    """A digest of the weights that some logit columns depend on: the body, and these columns of the head.
+
+    The head may grow without a change: by columns, or by further heads in the list of modules `grows`.
+    """
+
+    digest: str
+    head: tuple[HeadTensor, ...]
+    heads: tuple[str, ...]
+    grows: str | None
+
+    @classmethod
+    def of(cls, model: nn.Module, source: FeatureSource | None, columns: Sequence[int]) -> UsedWeights | str:
+        """The weights that these columns of the model depend on; the hash of all where the head is not known."""
+        plain = unwrap(model)
+        if source is None or not source.parts:
+            return weights_hash(plain)
+        head, tensors, first = list[HeadTensor](), _tensors(plain), 0
+        for name, width in source.parts:
+            apart = type(plain.get_submodule(name)) is nn.Linear
+            for key, value in tensors.items():
+                if value.ndim and key.startswith(f"{name}." if name else "") and width in value.shape:
+                    tied = [other for other in tensors if other != key and _same_memory(tensors[other], value)]
+                    axis = value.shape.index(width)
+                    head += [HeadTensor(k, axis, first, width, apart and not tied) for k in (key, *tied)]
+            first += width
+        known = cls("", tuple(head), tuple(name for name, _ in source.parts), source.grows)
+        return replace(known, digest=known._digest_of(plain, columns))
+
+    def match(self, model: nn.Module, columns: Sequence[int]) -> bool:
+        """Whether these columns of the model depend on the very same weights."""
+        return self._digest_of(unwrap(model), columns) == self.digest
+
+    def _digest_of(self, model: nn.Module, columns: Sequence[int]) -> str:
+        by_name = {tensor.name: tensor for tensor in self.head}
+        later: list[str] = []
+        if self.grows is not None:
+            try:
+                later = later_heads(model, self.grows, self.heads)
+            except (AttributeError, ValueError):  # another network
+                return ""
+        return _digest(
+            (name, by_name[name].used(value, columns) if name in by_name else value)
+            for name, value in _tensors(model).items()
+            if not any(name.startswith(f"{head}.") for head in later)
+        )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    tensors = {name: value for name, value in unwrap(model).state_dict().items() if isinstance(value, Tensor)}
+    refuse_unready(tensors)
+    return dict(sorted(tensors.items()))
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+
+
+def _digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name, value in sorted(unwrap(model).state_dict().items()):
-        if isinstance(value, Tensor):
-            digest.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
-            flat = value.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
+    for name, value in tensors:
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def refuse_unready(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights without values: on the meta device, or of lazy modules that have not run yet."""
+    for name, value in tensors.items():
+        if is_lazy(value):
+            advice = "Run one batch through the model first."
+            raise invalid("model", f"{name!r} of a lazy module, without a shape yet", "initialised weights", advice)
+        if value.device.type == "meta":
+            advice = "Load its weights on a real device first, for instance with model.to_empty(device='cpu')."
+            raise invalid("model", f"{name!r} on the meta device, which holds no values", "trained weights", advice)
+
+
+def checked_device(device: str | int | torch.device) -> torch.device:
+    """A device that tensors can be moved to and back from; refused before anything is moved otherwise."""
+    expected = "a device of this machine, such as 'cpu', 'cuda' or 'cuda:1'"
+    try:
+        found = torch.device(device)
+        if found.type == "meta":
+            raise invalid("device", "'meta', which holds no values", expected, "Leave device= out to follow the model.")
+        torch.zeros(1, device=found).cpu()
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+        raise invalid("device", f"{device!r} ({reason})", expected, "Leave device= out to follow the model.") from None
+    return found
 
 
 class Classifier:
@@ -59,7 +171,7 @@ class Classifier:
         model: nn.Module,
         *,
         features: FeatureSpec | None = None,
-        device: str | torch.device | None = None,
+        device: str | int | torch.device | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits")
@@ -78,15 +190,17 @@ class Classifier:
         ):
             raise invalid("features", repr(features), "a module name, a function, or a pair (extract, head)")
         self._source: FeatureSource | None = None
-        tensors = [*self.model.parameters(), *self.model.buffers()]
+        self.head: FeatureSource | None = None  # what emits the logits, where it was seen
+        named = dict([*self.model.named_parameters(), *self.model.named_buffers()])
+        refuse_unready(named)
+        tensors = list(named.values())
         self._homes = {tensor.device for tensor in tensors}
         home = tensors[0].device if tensors else torch.device("cpu")
-        self.device = home if device is None else torch.device(device)
+        self.device = home if device is None else checked_device(device)
         if device is not None and len(self._homes) > 1 and self._homes != {self.device}:
             spread = ", ".join(sorted(map(str, self._homes)))
             raise invalid("device", str(device), "no device for a model spread over several", f"It lives on {spread}.")
         self._home = home
-        self._dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
         self._channels_last = True
         self.width: int | None = None
 
@@ -137,7 +251,15 @@ class Classifier:
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of placed inputs, in at least float32; differentiable where gradients are enabled."""
-        return self._run(inputs, lambda x: select_logits(self.model(x)))
+
+        def run(x: Tensor) -> Tensor:
+            if self.width is not None:
+                return select_logits(self.model(x))
+            seen = watch(self.model, x)
+            self.head = seen.source(self.model) if seen.head else None
+            return seen.logits
+
+        return self._run(inputs, run)
 
     def logits_and_features(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and flat features of placed inputs, from one forward pass."""
@@ -178,7 +300,7 @@ class Classifier:
         return gradient
 
     def _run(self, inputs: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
-        x = inputs if inputs.dtype == self._dtype else inputs.to(self._dtype)
+        x = as_taken(self.model, inputs)
         try:
             logits = forward(x)
         except RuntimeError:
@@ -194,18 +316,52 @@ class Classifier:
         return at_least_float32(logits)
 
 
+def as_taken(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Floating-point inputs in the precision of the model's weights; others as they are."""
+    if not inputs.is_floating_point():
+        return inputs
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return inputs.to(next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32))
+
+
 @contextlib.contextmanager
 def _borrowed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no parameter gradients, undone to the letter afterwards."""
+    """Evaluation mode and no parameter gradients; afterwards the model is as it was.
+
+    Attributes that forward() sets, buffers that it changes and modules that it makes are undone as well.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    # TorchScript modules inside the model hold their parts elsewhere.
+    plain = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    held = [(vars(module), *(getattr(module, kind) for kind in _REGISTERED)) for module in plain]
+    before = [[dict(entries) for entries in parts] for parts in held]
     trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         model.eval()
         for parameter, _ in trainable:
             parameter.requires_grad_(False)
         yield
     finally:
+        for parts, own in zip(held, before, strict=True):
+            for entries, kept in zip(parts, own, strict=True):
+                _restore(entries, kept)
         for module, mode in modes:
             module.training = mode
         for parameter, flag in trainable:
-            parameter.requires_grad_(flag)
+            with torch.inference_mode(parameter.is_inference()):
+                parameter.requires_grad_(flag)
+        for buffer, value in buffers:
+            with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+def _restore(entries: dict[str, Any], before: dict[str, Any]) -> None:
+    """Put back what a dictionary held, in its order."""
+    if list(entries) != list(before) or any(entries[key] is not before[key] for key in before):
+        entries.clear()
+        entries.update(before)

@@ -1,30 +1,57 @@
-"""Fitted calibrators on disk: JSON for what people read, safetensors for arrays, atomic renames, never pickle."""
+"""Fitted calibrators on disk: JSON for what people read, safetensors for arrays, atomic renames, never pickle.
+
+The JSON carries a checksum over all its other bytes, and that of the array file, so that any change is noticed. Files
+of format version 1 have no checksum; what they hold is checked as strictly.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import os
+import re
 import secrets
+import stat
 import types
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from tcil.calibration.checksums import Damaged, is_sealed_json, open_json, seal_json
 from tcil.calibration.errors import invalid
 
 FORMAT = "tcil-calibrator"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # sealed; version 1 had the same fields without a checksum
+_WANTED = (
+    "calibrator",
+    "options",
+    "classes",
+    "head_width",
+    "columns",
+    "features",
+    "model_hash",
+    "result",
+    "history",
+    "arrays",
+    "array_file",
+)
 _INLINE_ELEMENTS = 16  # arrays up to this size are written into the JSON itself
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
+_LARGEST_JSON, _LARGEST_ARRAYS = 1 << 26, 1 << 32  # bytes; a calibrator has a few thousand
+_OF_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
+_AS_WRITTEN = "a file as save() wrote it"
+_INT64 = range(-(2**63), 2**63)
+_UNBOUNDED = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}  # JSON has no such numbers
 
 
 def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path:
@@ -35,7 +62,7 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path
         raise invalid("path", str(path), "a file name that ends in .json")
     if not path.parent.is_dir():
         raise invalid("path", str(path), "a file in a folder that exists", f"Make {path.parent} first.")
-    inline = {name: value for name, value in arrays.items() if value.numel() <= _INLINE_ELEMENTS}
+    inline = {name: value for name, value in arrays.items() if _fits_inline(value)}
     large = {name: value.contiguous() for name, value in arrays.items() if name not in inline}
     beside = None
     if large:
@@ -43,8 +70,6 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path
         digest = hashlib.sha256(content).hexdigest()
         # The array file is named by its content: an older JSON never meets newer arrays.
         beside = {"file": f"{path.stem}.{digest[:12]}.safetensors", "sha256": digest}
-        replace_file(path.with_name(beside["file"]), content)
-    before = _array_file(path)
     whole = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -53,68 +78,102 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path
         "arrays": {name: _inline(value) for name, value in inline.items()},
         "array_file": beside,
     }
-    replace_file(path, json.dumps(whole, indent=2, allow_nan=False).encode())
+    sealed = seal_json(whole)
+    before = _array_file(path)
+    if beside is not None:
+        replace_file(path.with_name(beside["file"]), content)
+    replace_file(path, sealed)
     if before is not None and (beside is None or before.name != beside["file"]):
         before.unlink(missing_ok=True)  # the arrays of what was saved here before
     return path
 
 
 def _array_file(path: Path) -> Path | None:
-    """The array file that an earlier save to this path left beside it."""
+    """The array file that an earlier save to this path left beside it; no other file, whatever the JSON says."""
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = open_json(_content(path, _LARGEST_JSON))
         name = record["array_file"]["file"] if record["format"] == FORMAT else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return path.with_name(name) if name and Path(name).name == name else None
+    if not isinstance(name, str) or not re.fullmatch(re.escape(path.stem) + r"\.[0-9a-f]{12}\.safetensors", name):
+        return None
+    return path.with_name(name)
+
+
+def _content(path: Path, largest: int) -> bytes:
+    """The bytes of a regular file of a sane size: pipes and devices may never end."""
+    try:
+        status = path.stat()
+        if (stat.S_ISREG(status.st_mode) and status.st_size <= largest) or stat.S_ISDIR(status.st_mode):
+            return path.read_bytes()
+    except OSError as error:
+        raise invalid("path", f"{path} ({error.strerror})", "an existing file written by save()") from None
+    except ValueError as error:  # a zero byte in the name
+        raise invalid("path", f"{str(path)!r} ({error})", "an existing file written by save()") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise Damaged("it is a pipe or a device, not a regular file")
+    raise Damaged(f"it has {status.st_size} bytes, more than {largest}")
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The record and its arrays; damaged or foreign files are refused."""
     try:
-        record = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise invalid("path", f"{path} ({error.strerror})", "an existing file written by save()") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise invalid("path", f"{path}, which is not JSON ({error})", "a file written by save()") from None
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        content = _content(path, _LARGEST_JSON)
+        record = open_json(content)
+    except Damaged as reason:
+        raise invalid("path", f"{path}, which is damaged or not a saved calibrator ({reason})", _AS_WRITTEN) from None
+    if record.get("format") != FORMAT:
         raise invalid("path", f"{path}, which is not a saved calibrator", "a file written by save()")
-    if record.get("format_version") != FORMAT_VERSION:
+    version = record.get("format_version")
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise invalid(
             "path",
-            f"{path} in format version {record.get('format_version')!r}, written by tcil {record.get('tcil_version')}",
-            f"format version {FORMAT_VERSION}",
+            f"{path} in format version {version!r}, written by tcil {record.get('tcil_version')}",
+            f"format version 1 to {FORMAT_VERSION}",
             "Install a tcil of the version that wrote it.",
         )
-    wanted = (
-        "calibrator",
-        "options",
-        "classes",
-        "head_width",
-        "columns",
-        "features",
-        "model_hash",
-        "result",
-        "history",
-    )
-    missing = [key for key in wanted if key not in record]
+    if is_sealed_json(content) != (version > 1):
+        given = f"{path}, which is damaged (format version {version} {'without' if version > 1 else 'with'} a checksum)"
+        raise invalid("path", given, _AS_WRITTEN)
+    missing = [key for key in _WANTED if key not in record]
     if missing:
         raise invalid("path", f"{path} without {', '.join(missing)}", "a whole file written by save()")
-    try:
+    with damage_named(path):
         arrays = {name: _from_inline(value) for name, value in record["arrays"].items()}
-        beside = record["array_file"] and path.with_name(Path(record["array_file"]["file"]).name)
-        digest = beside and record["array_file"]["sha256"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise invalid("path", f"{path}, which is damaged ({error!r})", "a file as save() wrote it") from error
-    if beside:
+        beside = None
+        if record["array_file"] is not None:
+            beside, digest = path.with_name(Path(record["array_file"]["file"]).name), record["array_file"]["sha256"]
+    if beside is not None:
         if not beside.exists():
             expected = f"{beside.name} beside it"
             raise invalid("path", f"{path} without its array file", expected, "Move the two together.")
-        content = beside.read_bytes()
+        with damage_named(beside):
+            content = _content(beside, _LARGEST_ARRAYS)
         if hashlib.sha256(content).hexdigest() != digest:
             raise invalid("path", f"{beside}, which does not match its checksum", "the array file that save() wrote")
-        arrays |= load_tensors(content)
+        with damage_named(beside):
+            large = load_tensors(content)
+            if set(large) & set(arrays):
+                raise ValueError("arrays that the JSON holds as well")
+        arrays |= large
     return record, arrays
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Whatever reading a damaged file leads to becomes one error that names the file."""
+    try:
+        yield
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        raise invalid("path", f"{path}, which is damaged ({error!r})", _AS_WRITTEN) from error
 
 
 def encode(value: Any) -> Any:
@@ -131,7 +190,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: Any, value: Any) -> Any:
-    """The inverse of `encode`, guided by the type annotations of the result classes."""
+    """The inverse of `encode`, guided by the type annotations of the result classes; refuses values of other types."""
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         if value is None:
@@ -139,6 +198,8 @@ def decode(kind: Any, value: Any) -> Any:
         return decode(next(part for part in typing.get_args(kind) if part is not type(None)), value)
     if origin is tuple:
         parts = typing.get_args(kind)
+        if not isinstance(value, list):
+            raise ValueError(f"{value!r} is no list")
         if parts[-1] is Ellipsis:
             return tuple(decode(parts[0], entry) for entry in value)
         return tuple(decode(part, entry) for part, entry in zip(parts, value, strict=True))
@@ -147,8 +208,29 @@ def decode(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         names = [field.name for field in dataclasses.fields(kind)]
+        if set(value) != set(names):
+            raise ValueError(f"the fields {sorted(value)}, not {sorted(names)}")
         return typing.cast(Any, kind)(**{name: decode(hints[name], value[name]) for name in names})
-    return float(value) if kind is float else value
+    if kind is float:
+        return _float(value)
+    if kind in (bool, int, str) and type(value) is not kind:
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    if kind is int and value not in _INT64:
+        raise ValueError(f"{value} has more than 64 bits")
+    return value
+
+
+def _float(value: Any) -> float:
+    """A number as `encode` writes it: finite, or the name of one that is not."""
+    if isinstance(value, str):
+        return _UNBOUNDED[value]
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no finite number")
+    return float(value)
+
+
+def _fits_inline(value: Tensor) -> bool:
+    return 0 < value.numel() <= _INLINE_ELEMENTS and value.dtype in _DTYPES.values()
 
 
 def _inline(value: Tensor) -> dict[str, Any]:
@@ -156,10 +238,13 @@ def _inline(value: Tensor) -> dict[str, Any]:
 
 
 def _from_inline(entry: dict[str, Any]) -> Tensor:
-    value, dtype = entry["value"], _DTYPES[entry["dtype"]]
-    if dtype.is_floating_point:  # infinities and NaN are text
-        value = [float(x) for x in value] if isinstance(value, list) else float(value)
-    return torch.tensor(value, dtype=dtype)
+    dtype = _DTYPES[entry["dtype"]]
+    kind: type = float if dtype.is_floating_point else bool if dtype == torch.bool else int
+
+    def checked(value: Any) -> Any:
+        return [checked(part) for part in value] if isinstance(value, list) else decode(kind, value)
+
+    return torch.tensor(checked(entry["value"]), dtype=dtype)
 
 
 def replace_file(path: Path, content: bytes) -> None:

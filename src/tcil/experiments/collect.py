@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tcil.calibration.checksums import is_sealed_json, open_json
 from tcil.calibration.errors import invalid
 from tcil.calibration.storage import replace_file
 from tcil.experiments.calibration import CALIBRATORS
-from tcil.experiments.checksums import is_sealed_json, open_json
 from tcil.experiments.settings import stored_key
 from tcil.experiments.store import RunFolder
 

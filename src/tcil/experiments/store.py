@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 from tcil.calibration import ranks
+from tcil.calibration.checksums import Damaged, open_json, open_tensors, seal_json, seal_tensors
 from tcil.calibration.storage import replace_file
 from tcil.experiments.boundary import check_entries, inside, make_task_folder, plain_file
-from tcil.experiments.checksums import Damaged, open_json, open_tensors, seal_json, seal_tensors
 from tcil.experiments.locks import FolderLock
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -18,12 +19,12 @@ from tcil.calibration.arrays import (
     as_classes,
     as_logits,
     as_tensor,
+    at_least_float32,
     pick_columns,
     same_kind,
-    whole_number,
 )
 from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap
-from tcil.calibration.classifier import unwrap, weights_hash
+from tcil.calibration.classifier import UsedWeights, as_taken, unwrap, weights_hash
 from tcil.calibration.errors import NotFittedError, WeightsMismatchError, invalid
 from tcil.calibration.features import FeatureSource, select_logits
 
@@ -42,11 +43,11 @@ class Calibrator(ABC):
 
     map_type: ClassVar[type[CalibrationMap]]
     result_type: ClassVar[type[Any]]
-    _known: ClassVar[dict[str, type[Calibrator]]] = {}
+    _known: ClassVar[dict[str, dict[str, type[Calibrator]]]] = {}  # by name and module: what files may name
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Calibrator._known[cls.__name__] = cls
+        Calibrator._known.setdefault(cls.__name__, {})[cls.__module__] = cls
 
     def __post_init__(self) -> None:
         self._state: _Fitted | None = None
@@ -84,7 +85,7 @@ class Calibrator(ABC):
             extra = as_tensor(features, "features").to(z.device)
             if len(extra) != len(z):
                 raise invalid("features", f"{len(extra)} rows", f"{len(z)}, one for each row of logits")
-        with torch.no_grad():
+        with torch.no_grad(), _full_precision(z.device.type):
             return same_kind(_on(mapping, z.device)(z, extra), logits)
 
     def predict_proba(self, logits: ArrayLike, features: ArrayLike | None = None) -> Any:
@@ -99,8 +100,12 @@ class Calibrator(ABC):
 
         It holds the plain network: DataParallel, DDP and torch.compile are taken off, so that state-dict keys are the
         network's own. The network is shared, not copied: `wrap(model).eval()` puts `model` in evaluation mode too, so
-        call `model.train()` before learning on. Weights other than those fitted on are refused unless `force`; a head
-        with more columns than `classes_` is refused unless `fit` saw it or `wider_head` says to cut it.
+        call `model.train()` before learning on. Floating-point inputs are cast to the precision of its weights, as
+        `fit` does. Weights other than those fitted on are refused unless `force`.
+
+        A head that has grown since, by columns or by further heads, is the same model for `classes_`, as long as
+        nothing else has changed. Its new classes have no calibrated probability, so that calling the wrapped model is
+        refused unless `wider_head` says to leave them out: it then answers as before the head grew.
         """
         mapping, state = self._mapping(), self._fit_state
         if not isinstance(model, nn.Module):
@@ -111,24 +116,31 @@ class Calibrator(ABC):
         return CalibratedModel(unwrap(model), mapping, state.classes, width, state.columns, state.source)
 
     def check_weights(self, model: nn.Module) -> None:
-        """Raise `WeightsMismatchError` if `fit` saw a model and `model` has other weights."""
-        known = self._fit_state.model_hash
-        if known is not None and (given := weights_hash(model)) != known:
+        """Raise `WeightsMismatchError` if `fit` saw a model and `model` has other weights for the classes seen."""
+        state = self._fit_state
+        known = state.model_hash
+        if known is None:
+            return
+        same = known.match(model, state.used) if isinstance(known, UsedWeights) else weights_hash(model) == known
+        if not same:
+            tied = known.digest if isinstance(known, UsedWeights) else known
             raise WeightsMismatchError(
-                f"model: its weights have the hash {given}, but this {type(self).__name__} was fitted on {known}. "
+                f"model: its weights are not those that this {type(self).__name__} was fitted on (hash {tied}). "
                 "Fit again after every change of the weights, or pass force=True if you know better."
             )
 
     # disk ----------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, model: nn.Module | None = None) -> Path:
-        """Write JSON at `path` (and larger arrays as safetensors beside it), by atomic rename.
+        """Write JSON at `path` (and larger arrays as safetensors beside it), by atomic rename, with checksums.
 
         `model` records the hash of its weights for calibrators that were fitted on logits alone.
         """
-        state, source = self._fit_state, self._fit_state.source
+        state, source, known = self._fit_state, self._fit_state.source, self._fit_state.model_hash
         if model is not None:
             self.check_weights(model)
+            known = known or weights_hash(model)
+        _check_sound(type(self), state)
         record = {
             "calibrator": type(self).__name__,
             "options": _plain_options(self),
@@ -136,7 +148,7 @@ class Calibrator(ABC):
             "head_width": state.head_width,
             "columns": state.columns,
             "features": None if source is None else [list(source.heads), source.body, source.call],
-            "model_hash": weights_hash(model) if model is not None else state.model_hash,
+            "model_hash": storage.encode(known),
             "result": storage.encode(state.result),
             "history": state.history,
         }
@@ -149,26 +161,31 @@ class Calibrator(ABC):
         Called on `Calibrator` it gives whatever class the file names; called on a subclass it insists on that one.
         """
         record, arrays = storage.read(Path(path))
-        name = record["calibrator"]
-        kind = cls._known.get(name)
-        if kind is None:
-            known = ", ".join(sorted(cls._known))
-            raise invalid(
-                "path",
-                f"{path}, a saved {name!r}",
-                f"one of {known}",
-                "Import the module that defines it first.",
-            )
+        kind = cls._named(record["calibrator"], path)
         if not issubclass(kind, cls):
-            raise invalid("path", f"{path}, a saved {name}", f"a saved {cls.__name__}")
-        try:
+            raise invalid("path", f"{path}, a saved {kind.__name__}", f"a saved {cls.__name__}")
+        with storage.damage_named(Path(path)):
             calibrator = kind(**record["options"])
             calibrator._state = _restored(kind, record, arrays)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise invalid("path", f"{path}, which is damaged ({error!r})", "a file as save() wrote it") from error
         if model is not None and not force:
             calibrator.check_weights(model)
         return calibrator
+
+    @classmethod
+    def _named(cls, name: object, path: str | Path) -> type[Calibrator]:
+        """The calibrator that a file names: only classes that are defined already, never something to import."""
+        kinds = list(Calibrator._known.get(name, {}).values()) if isinstance(name, str) else []
+        if cls in kinds:
+            return cls
+        if len(kinds) > 1:
+            homes = ", ".join(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
+            advice = "Call load on the class itself."
+            raise invalid("path", f"{path}, a saved {name!r}", f"a name that one class has, not {homes}", advice)
+        if not kinds:
+            known = ", ".join(sorted(Calibrator._known))
+            advice = "Import the module that defines it first."
+            raise invalid("path", f"{path}, a saved {name!r}", f"one of {known}", advice)
+        return kinds[0]
 
     # for subclasses ------------------------------------------------------------------------------------------
 
@@ -181,7 +198,7 @@ class Calibrator(ABC):
         head_width: int | None = None,
         columns: tuple[int, ...] | None = None,
         source: FeatureSource | None = None,
-        model_hash: str | None = None,
+        model_hash: UsedWeights | str | None = None,
         history: dict[str, Any] | None = None,
     ) -> Self:
         """Take over what `fit` found, all at once: a failed fit leaves the calibrator as it was."""
@@ -264,10 +281,16 @@ class CalibratedModel(nn.Module):
     def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         """Calibrated log-probabilities of the inputs, (N, K), in float64; all arguments go to the network."""
         inputs = args if x is None else (x, *args)
+        # As in fit: the first tensor is the input, and comes in the precision of the weights.
+        given = next((value for value in (*inputs, *kwargs.values()) if isinstance(value, Tensor)), None)
+        if given is not None:
+            taken = as_taken(self.model, given)
+            inputs = tuple(taken if value is given else value for value in inputs)
+            kwargs = {key: taken if value is given else value for key, value in kwargs.items()}
         features = None
         if self.calibration.needs_features and self._source is not None:
             logits, features = self._source.run(self.model, *inputs, **kwargs)
-            features = features.flatten(1)
+            features = at_least_float32(features.flatten(1))
         else:
             logits = select_logits(self.model(*inputs, **kwargs))
         width, known = logits.shape[1], len(self.classes)
@@ -278,7 +301,8 @@ class CalibratedModel(nn.Module):
                 f"{self._head_width or known}, as the calibrator was fitted on",
                 "Fit a new calibrator after a new task, or say wrap(model, wider_head=True) to slice the head.",
             )
-        return cast(Tensor, self.calibration(pick_columns(logits, known, self._columns), features))
+        with _full_precision(logits.device.type):
+            return cast(Tensor, self.calibration(pick_columns(logits, known, self._columns), features))
 
 
 @dataclass(frozen=True)
@@ -289,28 +313,81 @@ class _Fitted:
     head_width: int | None = None
     columns: tuple[int, ...] | None = None
     source: FeatureSource | None = None
-    model_hash: str | None = None
+    model_hash: UsedWeights | str | None = None
     history: dict[str, Any] | None = None
+
+    @property
+    def used(self) -> Sequence[int]:
+        """The logit columns of the classes."""
+        return self.columns or range(len(self.classes))
 
 
 def _restored(kind: type[Calibrator], record: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> _Fitted:
     """The fitted state in a record; raises on anything that no fit could have written."""
-    mapping = kind.map_type(**arrays)
-    result = storage.decode(kind.result_type, record["result"])
-    classes = as_classes(record["classes"], "classes")
-    if getattr(result, "temperature", 0.0) is not None and not mapping.sound(len(classes)):
-        raise ValueError(f"arrays that no {kind.__name__} has: {dict(mapping.named_buffers())}")
-    columns, source, width = record["columns"], record["features"], record["head_width"]
-    return _Fitted(
-        mapping=mapping,
-        classes=classes,
-        result=result,
-        head_width=None if width is None else whole_number(width, "head_width", 1),
-        columns=None if columns is None else as_classes(columns, "columns"),
-        source=None if source is None else FeatureSource(tuple(source[0]), source[1], int(source[2])),
-        model_hash=record["model_hash"],
+    state = _Fitted(
+        mapping=kind.map_type(**arrays),
+        classes=_labels(record["classes"], "classes"),
+        result=storage.decode(kind.result_type, record["result"]),
+        head_width=storage.decode(int | None, record["head_width"]),
+        columns=None if record["columns"] is None else _labels(record["columns"], "columns"),
+        source=_source(record["features"]),
+        model_hash=_weights(record["model_hash"]),
         history=record["history"],
     )
+    width, columns = state.head_width, state.used
+    if len(columns) != len(state.classes) or min(columns) < 0:
+        raise ValueError(f"{len(columns)} columns for {len(state.classes)} classes")
+    if width is not None and max(columns) >= width:
+        raise ValueError(f"the column {max(columns)} of a head with {width}")
+    if not isinstance(state.history, dict | None):
+        raise ValueError("a history that is no record")
+    _check_sound(kind, state)
+    return state
+
+
+def _labels(value: Any, argument: str) -> tuple[int, ...]:
+    return as_classes(storage.decode(tuple[int, ...], value), argument)
+
+
+def _source(value: Any) -> FeatureSource | None:
+    if value is None:
+        return None
+    heads, body, call = storage.decode(tuple[tuple[str, ...], str | None, int], value)
+    if call < 0 or not (heads or body):
+        raise ValueError(f"features {value}")
+    return FeatureSource(heads, body, call)
+
+
+def _weights(value: Any) -> UsedWeights | str | None:
+    return cast(UsedWeights | str | None, storage.decode(UsedWeights if isinstance(value, dict) else str | None, value))
+
+
+def _check_sound(kind: type[Calibrator], state: _Fitted) -> None:
+    """Refuse arrays that are not such as a fit leaves them, or that say something else than the result."""
+    mapping, result = state.mapping, state.result
+    if getattr(result, "temperature", 0.0) is None:  # no answer: the map is never used
+        return
+    if not mapping.sound(len(state.classes)):
+        shown = {name: value.tolist() for name, value in mapping.named_buffers() if value.numel() < 10}
+        raise invalid("calibrator", f"arrays that no {kind.__name__} has ({shown})", "those of a successful fit")
+    for name, value in mapping.named_buffers():
+        told = getattr(result, name, None)
+        numbers = told if isinstance(told, tuple) else (told,)
+        if not all(isinstance(number, (int, float)) for number in numbers):
+            continue
+        if torch.tensor(told, dtype=value.dtype).tolist() != value.tolist():
+            given = f"{name} {value.tolist()} in its map and {told} in its result"
+            raise invalid("calibrator", given, "the same in both")
+
+
+@contextlib.contextmanager
+def _full_precision(device_type: str) -> Iterator[None]:
+    """No autocast: a calibration map never runs below float32."""
+    if not torch.is_autocast_enabled(device_type):
+        yield
+        return
+    with torch.autocast(device_type, enabled=False):
+        yield
 
 
 def _plain_options(calibrator: Calibrator) -> Mapping[str, Any]:

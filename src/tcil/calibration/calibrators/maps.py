@@ -10,6 +10,17 @@ import torch
 from torch import Tensor, nn
 
 NARROW = (torch.float16, torch.bfloat16)
+_WIDE = (torch.float32, torch.float64)
+_TEMPERATURES = (1e-100, 1e100)  # float32 logits reach from 1e-45 to 3e38; far beyond, z / T is not a number any more
+
+
+def _is_temperature(value: Tensor) -> bool:
+    """Whether a fit can leave this as a temperature."""
+    return value.shape == () and value.dtype in _WIDE and _TEMPERATURES[0] <= float(value) <= _TEMPERATURES[1]
+
+
+def _is_flags(value: Tensor, shape: tuple[int, ...]) -> bool:
+    return value.dtype == torch.bool and value.shape == shape
 
 
 def wide(logits: Tensor) -> Tensor:
@@ -71,7 +82,7 @@ class TemperatureMap(CalibrationMap):
 
     def sound(self, n_classes: int) -> bool:
         """A positive temperature."""
-        return super().sound(n_classes) and self.temperature.shape == () and float(self.temperature) > 0
+        return super().sound(n_classes) and _is_temperature(self.temperature)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -90,8 +101,8 @@ class GroupTemperatureMap(CalibrationMap):
 
     def sound(self, n_classes: int) -> bool:
         """Two positive temperatures, and a group for every class."""
-        shapes = self.temperatures.shape == (2,) and self.is_new.shape == (n_classes,)
-        return super().sound(n_classes) and shapes and bool((self.temperatures > 0).all())
+        pair = self.temperatures.shape == (2,) and all(_is_temperature(value) for value in self.temperatures)
+        return super().sound(n_classes) and pair and _is_flags(self.is_new, (n_classes,))
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -117,9 +128,9 @@ class PriorAdjustedMap(CalibrationMap):
 
     def sound(self, n_classes: int) -> bool:
         """A positive temperature, a finite bias."""
-        scalars = all(value.shape == () for value in (self.temperature, self.bias, self.keep))
-        flags = self.keep.dtype == self.is_new.dtype == torch.bool and self.is_new.shape == (n_classes,)
-        return super().sound(n_classes) and scalars and flags and float(self.temperature) > 0
+        flags = _is_flags(self.keep, ()) and _is_flags(self.is_new, (n_classes,))
+        bias = self.bias.shape == () and self.bias.dtype in _WIDE
+        return super().sound(n_classes) and flags and bias and _is_temperature(self.temperature)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -153,8 +164,9 @@ class EnsembleMap(CalibrationMap):
     def sound(self, n_classes: int) -> bool:
         """A positive temperature, and three weights on the simplex."""
         weights = self.weights
-        fine = weights.shape == (3,) and bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-6
-        return super().sound(n_classes) and fine and float(self.temperature) > 0
+        fine = weights.shape == (3,) and weights.dtype in _WIDE
+        simplex = fine and bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-6
+        return super().sound(n_classes) and simplex and _is_temperature(self.temperature)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -175,8 +187,10 @@ class IsotonicMap(CalibrationMap):
         self.set_state(knots=knots, values=values)
 
     def sound(self, n_classes: int) -> bool:
-        """Rising knots and values that do not fall."""
+        """Rising knots and values that do not fall, both between 0 and 1."""
+        both = (self.knots, self.values)
         fine = self.knots.shape == self.values.shape and self.knots.ndim == 1 and len(self.knots) >= 2
+        fine = fine and all(part.dtype in _WIDE and bool(((part >= 0) & (part <= 1 + 1e-9)).all()) for part in both)
         rising = fine and bool((self.knots.diff() > 0).all()) and bool((self.values.diff() >= 0).all())
         return super().sound(n_classes) and rising
 

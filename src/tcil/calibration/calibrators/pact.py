@@ -226,7 +226,7 @@ class PACT(Calibrator):
             evidence.is_new,
             torch.tensor(self.keep_predictions),
         )
-        memo = {**state.memo(), "model": evidence.model["model_hash"]} if state.informed else history
+        memo = {**state.memo(), "model": weights_hash(model)} if state.informed else history
         self._fitted(mapping, evidence.classes, result, **evidence.model, history=memo)
         warn_of(replace(evidence.result, verdicts=verdicts), "PACT")
         return self

@@ -16,7 +16,7 @@ from tcil.calibration.arrays import classes_and_columns, label_columns, pick_col
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import BOUNDS, missing_valid, positive
 from tcil.calibration.calibrators.maps import CalibrationMap
-from tcil.calibration.classifier import Classifier, weights_hash
+from tcil.calibration.classifier import Classifier, UsedWeights
 from tcil.calibration.errors import NotReachableError, invalid
 from tcil.calibration.examples import Examples, ExampleStream, Unpack
 from tcil.calibration.options import Option, Verdict
@@ -169,7 +169,10 @@ class PerturbedTemperatureScaling(SingleTemperature):
                 temperature, verdicts = bounded_temperature(union, own.repeat(self.n_levels))
         result = PerturbedFit(temperature, reachable, levels, verdicts, len(own))
         mapping = self._map(float("nan") if temperature is None else temperature)
-        return self._fitted(mapping, names, result, head_width=width, columns=places, model_hash=weights_hash(model))
+        used = UsedWeights.of(model, classifier.head, places or range(len(names)))
+        return self._fitted(
+            mapping, names, result, head_width=width, columns=places, source=classifier.head, model_hash=used
+        )
 
     def _mapping(self) -> CalibrationMap:
         result = self.result_

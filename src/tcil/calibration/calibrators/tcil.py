@@ -15,7 +15,7 @@ from tcil.calibration import ranks
 from tcil.calibration.arrays import as_classes, classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import missing_valid, new_class_mask, positive
-from tcil.calibration.classifier import Classifier, weights_hash
+from tcil.calibration.classifier import Classifier, UsedWeights
 from tcil.calibration.errors import CalibrationWarning, invalid
 from tcil.calibration.examples import Examples, ExampleStream, Unpack
 from tcil.calibration.features import FeatureSpec
@@ -210,7 +210,7 @@ class TCIL(SingleTemperature):
             "head_width": classifier.width,
             "columns": places,
             "source": classifier.source.storable(),
-            "model_hash": weights_hash(model),
+            "model_hash": UsedWeights.of(model, classifier.source.storable(), places or range(survey.n_classes)),
         }
         return TCILEvidence(_with_verdicts(result, noted), survey.classes, survey.is_new, (logits, own), pushed, seen)
 

@@ -134,6 +134,12 @@ class GroupTemperatureFit:
     old: TemperatureFit | None
     new: TemperatureFit | None
 
+    @property
+    def temperatures(self) -> tuple[float, float]:
+        """Those of the old and of the new group; 1 for a group without samples."""
+        old, new = (1.0 if fit is None else fit.temperature for fit in (self.old, self.new))
+        return old, new
+
 
 @dataclass(eq=False, kw_only=True)
 class GroupTemperatureScaling(Calibrator):
@@ -155,8 +161,7 @@ class GroupTemperatureScaling(Calibrator):
     @property
     def temperatures_(self) -> dict[str, float]:
         """The temperature of each predicted group, "old" and "new"."""
-        fits = {"old": self.result_.old, "new": self.result_.new}
-        return {group: 1.0 if fit is None else fit.temperature for group, fit in fits.items()}
+        return dict(zip(("old", "new"), self.result_.temperatures, strict=True))
 
     def fit(
         self,
@@ -175,6 +180,5 @@ class GroupTemperatureScaling(Calibrator):
             for rows in (~predicted_new, predicted_new)
         )
         result = GroupTemperatureFit(old, new)
-        pair = [1.0 if fit is None else fit.temperature for fit in (old, new)]
-        mapping = GroupTemperatureMap(torch.tensor(pair, dtype=torch.float64), is_new)
+        mapping = GroupTemperatureMap(torch.tensor(result.temperatures, dtype=torch.float64), is_new)
         return self._fitted(mapping, names, result)

@@ -1,8 +1,9 @@
 """Files that tell whether they are whole: each carries a SHA-256 over all its other bytes.
 
 A checksum lies in the file itself, since a file beside it could not be renamed in the same moment. JSON begins with
-`{"checksum": "sha256:..."`, safetensors have it in the header; the same content gives the same bytes. Files of run
-folders that were made before there were checksums are told by their form, and read as they are.
+`{"checksum": "sha256:..."`, safetensors have it in the header; the same content gives the same bytes. Files that were
+made before there were checksums are told by their form, and read as they are. Run folders and saved calibrators share
+this module.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from typing import Any
 
 from safetensors.torch import load, save
@@ -45,7 +47,7 @@ def is_sealed_json(content: bytes) -> bool:
 
 
 def open_json(content: bytes) -> dict[str, Any]:
-    """The record in a file of a run folder, if the file is whole."""
+    """The record in a JSON file, if the file is whole."""
     if is_sealed_json(content):
         start, end = len(_JSON_START), len(_JSON_START) + len(_BLANK)
         if content[start:end] != _digest(content[end:]):
@@ -53,12 +55,26 @@ def open_json(content: bytes) -> dict[str, Any]:
     elif _HEX.match(content, len(_JSON_START)):
         raise Damaged("its beginning is not as it was written")  # a checksum stands there, but not its name
     try:
-        record: dict[str, Any] = json.loads(content)
-    except ValueError as error:
+        record: dict[str, Any] = json.loads(content.decode(), object_pairs_hook=_distinct, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"it is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise Damaged(f"it holds a JSON {type(record).__name__}, not an object")
     if is_sealed_json(content):
         del record["checksum"]
     return record
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice!r} occurs twice")
+    return entries
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def seal_tensors(tensors: dict[str, Tensor], note: dict[str, str] | None = None) -> bytes:
