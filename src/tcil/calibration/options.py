@@ -92,6 +92,10 @@ class Verdict(Option):
         "exemplars_at_chance",
         "the exemplars are classified no better than by chance: do classes= and columns= fit the head?",
     )
+    INPUT_SCALES_DIFFER = (
+        "input_scales_differ",
+        "memory and validation inputs are on different scales: did you normalise both the same way?",
+    )
     SINGLE_EXEMPLAR = (
         "single_exemplar",
         "some class has one exemplar only, so its feature mean rests on one image",

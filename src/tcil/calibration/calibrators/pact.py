@@ -11,6 +11,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
+from tcil.calibration import random_state
 from tcil.calibration.arrays import as_classes
 from tcil.calibration.calibrators.base import Calibrator
 from tcil.calibration.calibrators.inputs import positive
@@ -18,7 +19,7 @@ from tcil.calibration.calibrators.maps import CalibrationMap, PriorAdjustedMap
 from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult, warn_of
 from tcil.calibration.classifier import weights_hash
 from tcil.calibration.errors import invalid
-from tcil.calibration.examples import Examples, ExampleStream, Unpack
+from tcil.calibration.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.features import FeatureSpec
 from tcil.calibration.options import Verdict
 from tcil.calibration.temperature import TemperatureFit, solve_temperature
@@ -179,6 +180,7 @@ class PACT(Calibrator):
         columns: Iterable[Any] | None = None,
         features: FeatureSpec | None = None,
         unpack: Unpack | None = None,
+        max_batches: int = MAX_BATCHES,
     ) -> Self:
         """Fit after a task. `imbalance` and `history` are PACT's own; the other arguments are those of `TCIL.fit`.
 
@@ -193,14 +195,16 @@ class PACT(Calibrator):
         if history is not None and history["model"] == weights_hash(model):
             given = "that of a fit of this very network"
             raise invalid("history", given, "history_ of the PACT of the task before", "It would count its data twice.")
-        if imbalance is None and new_classes is not None:
-            new_classes = as_classes(new_classes, "new_classes")
-            known = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack).labels
-            if known is not None and set(known.tolist()) - set(new_classes):  # told before any work
-                raise _no_imbalance()
-        evidence = self._t_cil().evidence(
-            model, memory, valid, new_classes, classes=classes, columns=columns, features=features, unpack=unpack
-        )
+        with random_state.preserved(memory, valid):
+            if imbalance is None and new_classes is not None:
+                new_classes = as_classes(new_classes, "new_classes")
+                known = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack).labels
+                if known is not None and set(known.tolist()) - set(new_classes):  # told before any work
+                    raise _no_imbalance()
+            evidence = self._t_cil().evidence(
+                model, memory, valid, new_classes, classes=classes, columns=columns, features=features, unpack=unpack,
+                max_batches=max_batches,
+            )  # fmt: skip
         has_old = not bool(evidence.is_new.all())
         if imbalance is None and has_old:
             raise _no_imbalance()
@@ -228,7 +232,7 @@ class PACT(Calibrator):
         )
         memo = {**state.memo(), "model": weights_hash(model)} if state.informed else history
         self._fitted(mapping, evidence.classes, result, **evidence.model, history=memo)
-        warn_of(replace(evidence.result, verdicts=verdicts), "PACT")
+        warn_of(replace(evidence.result, verdicts=verdicts), "PACT", evidence.scales)
         return self
 
 

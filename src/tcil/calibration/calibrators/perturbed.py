@@ -12,13 +12,14 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
+from tcil.calibration import random_state
 from tcil.calibration.arrays import classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import BOUNDS, missing_valid, positive
 from tcil.calibration.calibrators.maps import CalibrationMap
 from tcil.calibration.classifier import Classifier, UsedWeights
 from tcil.calibration.errors import NotReachableError, invalid
-from tcil.calibration.examples import Examples, ExampleStream, Unpack
+from tcil.calibration.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.options import Option, Verdict
 from tcil.calibration.prediction import stream_logits
 from tcil.calibration.temperature import solve_temperature
@@ -125,48 +126,50 @@ class PerturbedTemperatureScaling(SingleTemperature):
         classes: Iterable[Any] | None = None,
         columns: Iterable[Any] | None = None,
         unpack: Unpack | None = None,
+        max_batches: int = MAX_BATCHES,
     ) -> Self:
         """Fit on the new task's validation set.
 
         `classes` names the logit columns (default 0..K-1, K = 1 + largest label); `columns` says which columns of a
-        wider head they are (default the first K).
+        wider head they are (default the first K). `unpack` and `max_batches` are those of `predict_logits`.
         """
         if valid is None:
             raise missing_valid()
         names, places = classes_and_columns(classes, columns)
-        stream = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack)
-        with Classifier(model, device=self.device) as classifier:
-            clean, labels = stream_logits(classifier, stream)
-            width = clean.shape[1]
-            label_columns(labels, names, "valid labels", width)
-            names = names or tuple(range(int(labels.max()) + 1))
-            if not 2 <= len(names) <= width:
-                raise invalid("classes", f"{len(names)} labels", f"2 to {width}, the model's logit columns")
-            own = label_columns(labels, names, "valid labels", width)
+        with random_state.preserved(valid):
+            stream = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack, max_batches=max_batches)
+            with Classifier(model, device=self.device) as classifier:
+                clean, labels = stream_logits(classifier, stream)
+                width = clean.shape[1]
+                label_columns(labels, names, "valid labels", width)
+                names = names or tuple(range(int(labels.max()) + 1))
+                if not 2 <= len(names) <= width:
+                    raise invalid("classes", f"{len(names)} labels", f"2 to {width}, the model's logit columns")
+                own = label_columns(labels, names, "valid labels", width)
 
-            def logits_at(noise: float) -> Tensor:
-                generator = torch.Generator().manual_seed(self.seed)
-                noisy = stream_logits(
-                    classifier, stream, lambda x: x + noise * torch.randn(x.shape, generator=generator).to(x)
-                )
-                return pick_columns(noisy[0], len(names), places)
+                def logits_at(noise: float) -> Tensor:
+                    generator = torch.Generator().manual_seed(self.seed)
+                    noisy = stream_logits(
+                        classifier, stream, lambda x: x + noise * torch.randn(x.shape, generator=generator).to(x)
+                    )
+                    return pick_columns(noisy[0], len(names), places)
 
-            def accuracy_at(noise: float) -> float:
-                return float((logits_at(noise).argmax(dim=1) == own).double().mean())
+                def accuracy_at(noise: float) -> float:
+                    return float((logits_at(noise).argmax(dim=1) == own).double().mean())
 
-            clean = pick_columns(clean, len(names), places)
-            clean_accuracy = float((clean.argmax(dim=1) == own).double().mean())
-            targets = np.linspace(clean_accuracy, 1 / len(names), self.n_levels).tolist()
-            if self.search is NoiseSearch.MONOTONE:
-                levels = monotone_levels(accuracy_at, targets)
-            else:
-                levels = nelder_mead_levels(accuracy_at, targets, self.start)
-            temperature: float | None = None
-            verdicts: tuple[Verdict, ...] = (Verdict.NOT_REACHABLE,)
-            reachable = all(level.reachable for level in levels)
-            if reachable or self.search is NoiseSearch.NELDER_MEAD:  # the original gives a number whatever it found
-                union = torch.cat([clean, *(logits_at(level.noise) for level in levels[1:])])
-                temperature, verdicts = bounded_temperature(union, own.repeat(self.n_levels))
+                clean = pick_columns(clean, len(names), places)
+                clean_accuracy = float((clean.argmax(dim=1) == own).double().mean())
+                targets = np.linspace(clean_accuracy, 1 / len(names), self.n_levels).tolist()
+                if self.search is NoiseSearch.MONOTONE:
+                    levels = monotone_levels(accuracy_at, targets)
+                else:
+                    levels = nelder_mead_levels(accuracy_at, targets, self.start)
+                temperature: float | None = None
+                verdicts: tuple[Verdict, ...] = (Verdict.NOT_REACHABLE,)
+                reachable = all(level.reachable for level in levels)
+                if reachable or self.search is NoiseSearch.NELDER_MEAD:  # the original gives a number whatever it found
+                    union = torch.cat([clean, *(logits_at(level.noise) for level in levels[1:])])
+                    temperature, verdicts = bounded_temperature(union, own.repeat(self.n_levels))
         result = PerturbedFit(temperature, reachable, levels, verdicts, len(own))
         mapping = self._map(float("nan") if temperature is None else temperature)
         used = UsedWeights.of(model, classifier.head, places or range(len(names)))

@@ -11,14 +11,15 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration import ranks
+from tcil.calibration import random_state, ranks
 from tcil.calibration.arrays import as_classes, classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import missing_valid, new_class_mask, positive
 from tcil.calibration.classifier import Classifier, UsedWeights
 from tcil.calibration.errors import CalibrationWarning, invalid
-from tcil.calibration.examples import Examples, ExampleStream, Unpack
+from tcil.calibration.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.features import FeatureSpec
+from tcil.calibration.input_scale import InputScale
 from tcil.calibration.options import Verdict
 from tcil.calibration.perturbation import (
     ClassMeans,
@@ -69,11 +70,12 @@ class TCILEvidence:
     """What T-CIL learns from: logits over `classes`, and their columns.
 
     `valid` are the rows of new classes in the validation set; `pushed` all exemplars at the magnitude found, the new
-    ones first (None where the validation set identifies no temperature). `model` is what was noted of the network.
+    ones first (None where the validation set identifies no temperature). `model` is what was noted of the network,
+    `scales` says in words which values the inputs have.
 
     >>> import tcil
     >>> list(tcil.TCILEvidence.__dataclass_fields__)
-    ['result', 'classes', 'is_new', 'valid', 'pushed', 'model']
+    ['result', 'classes', 'is_new', 'valid', 'pushed', 'model', 'scales']
     """
 
     result: TCILResult
@@ -82,6 +84,7 @@ class TCILEvidence:
     valid: tuple[Tensor, Tensor]
     pushed: tuple[Tensor, Tensor] | None
     model: dict[str, Any]
+    scales: str = ""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -152,22 +155,30 @@ class TCIL(SingleTemperature):
         columns: Iterable[Any] | None = None,
         features: FeatureSpec | None = None,
         unpack: Unpack | None = None,
+        max_batches: int = MAX_BATCHES,
     ) -> Self:
         """Fit after a task: the trained model, the memory with exemplars of all classes, the new task's validation set.
 
-        `memory` and `valid` are (inputs, labels) pairs of tensors or arrays, Datasets or DataLoaders (streamed;
-        `unpack` turns a batch into inputs and labels), with inputs as the network takes them. `classes[i]` is the label
-        of logit column i (default: i itself, with K one more than the largest label in memory and new_classes). A wider
-        head is cut to its first K columns, or to `columns`: where a fixed head has a column for every label, pass the
-        labels seen so far as `columns`. `features` names the head or the feature layer where it cannot be found.
+        `memory` and `valid` are (inputs, labels) pairs of tensors or arrays, Datasets (anything with a length and
+        examples by index) or DataLoaders (streamed), with inputs as the network takes them. `unpack` says where a batch
+        has its inputs and labels: two keys of a dict, two positions in a tuple, or a function. A loader without a
+        length is refused after `max_batches`. If one set is normalised and the other is not, or pixels are divided by
+        255 in one only, the verdict is `input_scales_differ`; smaller differences, such as two ways to normalise, are
+        not seen. All random states are left as they were.
+
+        `classes[i]` is the label of logit column i (default: i itself, with K one more than the largest label in memory
+        and new_classes). A wider head is cut to its first K columns, or to `columns`: where a fixed head has a column
+        for every label, pass the labels seen so far as `columns`. `features` names the head or the feature layer where
+        it cannot be found.
         """
         evidence = self.evidence(
-            model, memory, valid, new_classes, classes=classes, columns=columns, features=features, unpack=unpack
-        )
+            model, memory, valid, new_classes, classes=classes, columns=columns, features=features, unpack=unpack,
+            max_batches=max_batches,
+        )  # fmt: skip
         result = evidence.result
         self._fitted(self._map(result.temperature), evidence.classes, result, **evidence.model)
         self.evidence_ = evidence
-        warn_of(result, "T-CIL")
+        warn_of(result, "T-CIL", evidence.scales)
         return self
 
     def evidence(
@@ -181,6 +192,7 @@ class TCIL(SingleTemperature):
         columns: Iterable[Any] | None = None,
         features: FeatureSpec | None = None,
         unpack: Unpack | None = None,
+        max_batches: int = MAX_BATCHES,
     ) -> TCILEvidence:
         """What `fit` learns its temperature from, for methods that build on it; the arguments are those of `fit`."""
         if valid is None:
@@ -189,21 +201,28 @@ class TCIL(SingleTemperature):
             raise invalid("new_classes", "None", "the labels of the newest task, such as range(90, 100)")
         new = as_classes(new_classes, "new_classes")
         names, places = classes_and_columns(classes, columns)
-        exemplars = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack)
-        validation = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack)
-        if exemplars.labels is not None:  # known without a pass, so refused before the model runs
-            known = _check_coverage(exemplars.labels.unique(), names, new)
-            if validation.labels is not None:
-                _check_valid(validation.labels, known, new)
-        with Classifier(model, features=features, device=self.device) as classifier:
-            survey = _survey(classifier, exemplars, names, places, new)
-            logits, own, ignored = _valid_logits(classifier, validation, survey)
-            target = self._solve(logits, own)
-            result, pushed = self._search(classifier, exemplars, survey, target, ignored)
+        with random_state.preserved(memory, valid):
+            exemplars = ExampleStream(
+                memory, "memory", batch_size=self.batch_size, unpack=unpack, max_batches=max_batches
+            )
+            validation = ExampleStream(
+                valid, "valid", batch_size=self.batch_size, unpack=unpack, max_batches=max_batches
+            )
+            if exemplars.labels is not None:  # known without a pass, so refused before the model runs
+                known = _check_coverage(exemplars.labels.unique(), names, new)
+                if validation.labels is not None:
+                    _check_valid(validation.labels, known, new)
+            with Classifier(model, features=features, device=self.device) as classifier:
+                survey = _survey(classifier, exemplars, names, places, new)
+                logits, own, ignored, scale = _valid_logits(classifier, validation, survey)
+                target = self._solve(logits, own)
+                result, pushed = self._search(classifier, exemplars, survey, target, ignored)
         missing = set(survey.is_new.nonzero().squeeze(1).tolist()) - set(own.tolist())
         noted = [Verdict.OLD_ROWS_IN_VALID] * (ignored > 0)
         noted += [Verdict.CLASSES_NOT_IN_VALID] * bool(missing)
         noted += [Verdict.EXEMPLARS_AT_CHANCE] * survey.at_chance
+        differ, scales = survey.compared(scale)
+        noted += [Verdict.INPUT_SCALES_DIFFER] * differ
         noted += [Verdict.HALF_PRECISION_IMAGES] * (exemplars.half_precision or validation.half_precision)
         noted += [Verdict.SINGLE_EXEMPLAR] * bool((survey.counts == 1).any())
         seen = {
@@ -212,7 +231,8 @@ class TCIL(SingleTemperature):
             "source": classifier.source.storable(),
             "model_hash": UsedWeights.of(model, classifier.source.storable(), places or range(survey.n_classes)),
         }
-        return TCILEvidence(_with_verdicts(result, noted), survey.classes, survey.is_new, (logits, own), pushed, seen)
+        result = _with_verdicts(result, noted)
+        return TCILEvidence(result, survey.classes, survey.is_new, (logits, own), pushed, seen, scales)
 
     def _solve(self, logits: Tensor, columns: Tensor) -> TemperatureFit:
         return solve_temperature(logits, columns, Solver(self.solver), self.seed)
@@ -324,6 +344,15 @@ class _Survey:
     new_logits: Tensor
     input_scale: float
     accuracy: float
+    new_scale: InputScale
+    old_scale: InputScale
+
+    def compared(self, valid: InputScale) -> tuple[bool, str]:
+        """Whether memory and validation inputs are on different scales, and the values that tell."""
+        new, old = (self.new_scale.differs_from(valid, same_classes=True),
+                    self.old_scale.differs_from(valid, same_classes=False))  # fmt: skip
+        memory = f"old classes in memory: {self.old_scale}" if old and not new else f"memory: {self.new_scale}"
+        return new or old, f"{memory}; valid: {valid}"
 
     def pick(self, logits: Tensor) -> Tensor:
         """The logits of the classes seen, out of a head that may be wider."""
@@ -365,10 +394,15 @@ def _survey(
     inputs_kept, columns_kept, logits_kept = [], [], []
     count, total, squares, hits = 0, 0.0, 0.0, 0
     together, all_columns = ranks.current(), list[Tensor]()
+    new_scale, old_scale = InputScale(), InputScale()
     with torch.no_grad():
         for number, (inputs, labels) in enumerate(exemplars):
             rows = torch.isin(labels, wanted)
-            inputs_kept.append(inputs[rows.to(inputs.device)])
+            own_rows = rows.to(inputs.device)
+            inputs_kept.append(inputs[own_rows])
+            _check_shape(inputs, inputs_kept[0])
+            new_scale.add(inputs_kept[-1])
+            old_scale.add(inputs, ~own_rows)
             if number == 0 or together.owns(number):
                 logits, features = classifier.logits_and_features(classifier.place(inputs))
                 if number == 0:
@@ -405,15 +439,32 @@ def _survey(
         together.gathered(logits_kept, [len(columns) for columns in columns_kept])[:, : len(names)],
         max(variance, 0.0) ** 0.5,
         int(together.total(torch.tensor(hits))) / int(means.counts.sum()),
+        new_scale,
+        old_scale,
     )
 
 
-def _valid_logits(classifier: Classifier, validation: ExampleStream, survey: _Survey) -> tuple[Tensor, Tensor, int]:
-    """Line 2: the validation set without rows of old classes, and how many those were."""
-    logits, labels = stream_logits(classifier, validation)
+def _check_shape(inputs: Tensor, first: Tensor) -> None:
+    """Exemplars of several shapes cannot be kept side by side."""
+    if inputs.shape[1:] != first.shape[1:]:
+        shapes = f"examples of the shapes {tuple(first.shape[1:])} and {tuple(inputs.shape[1:])}"
+        raise invalid("memory inputs", shapes, "one shape for all", "Use a transform that gives all the same size.")
+
+
+def _valid_logits(
+    classifier: Classifier, validation: ExampleStream, survey: _Survey
+) -> tuple[Tensor, Tensor, int, InputScale]:
+    """Line 2: the validation set without rows of old classes, how many those were, and the scale of all inputs."""
+    scale = InputScale()
+
+    def noted(inputs: Tensor) -> Tensor:
+        scale.add(inputs)
+        return inputs
+
+    logits, labels = stream_logits(classifier, validation, noted)
     columns = _check_valid(labels, survey.classes, survey.new_labels)
     rows = survey.is_new[columns]
-    return survey.pick(logits)[rows], columns[rows], int((~rows).sum())
+    return survey.pick(logits)[rows], columns[rows], int((~rows).sum()), scale
 
 
 def _check_coverage(present: Tensor, names: tuple[int, ...] | None, new: tuple[int, ...]) -> tuple[int, ...]:
@@ -458,12 +509,13 @@ def _with_verdicts(result: TCILResult, more: list[Verdict]) -> TCILResult:
     return replace(result, verdicts=(*result.verdicts, *more) or (Verdict.OK,))
 
 
-def warn_of(result: TCILResult, who: str) -> None:
-    """Say whatever was out of the ordinary."""
+def warn_of(result: TCILResult, who: str, scales: str) -> None:
+    """Say whatever was out of the ordinary; `scales` are the values of the inputs, in words."""
     details = {
         Verdict.OLD_ROWS_IN_VALID: f"valid: {result.n_valid_ignored} rows",
         Verdict.CLASSES_NOT_IN_VALID: f"valid: {result.n_valid} rows",
         Verdict.EXEMPLARS_AT_CHANCE: f"{result.n_exemplars} exemplars",
+        Verdict.INPUT_SCALES_DIFFER: scales,
         Verdict.BELOW_TOLERANCE: f"magnitude {result.magnitude:.3g}",
         Verdict.BRACKET_WIDENED: f"magnitudes were searched up to {result.bracket[1]:.4g}",
         Verdict.TARGET_ABOVE_RANGE: f"target {result.target_temperature:.4g}",
