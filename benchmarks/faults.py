@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 import tcil.experiments.cli as cli
 import tcil.experiments.executors as executors
 import tcil.experiments.store as store_module
 import tcil.experiments.worker as worker_module
 import tcil.incremental.training as training
+from tcil.experiments.screen import Screen
 from tcil.experiments.status import Status, read_status
 from tcil.incremental.datasets import load_dataset
 
@@ -92,7 +92,7 @@ class Command:
                 os.chdir(log.parent)
                 worker_module._report = lambda run: None  # pictures cost more than all the rest here
                 executors.Worker.command = (sys.executable, "-c", PLAIN_WORKER)
-                cli.console = Console(width=300, file=os.fdopen(os.dup(1), "w"))
+                cli.console = Screen(width=300, file=os.fdopen(os.dup(1), "w"))
                 patch()
                 cli.app(words)
             except SystemExit as end:

@@ -137,7 +137,9 @@ class NoStage(Learner):
 
 
 def test_modules_in_the_current_folder(tmp_path, monkeypatch):
-    (tmp_path / "beside_me.py").write_text("def network(n):\n    return n\n")
+    (tmp_path / "beside_me.py").write_text(
+        "from tcil.networks import small_cnn\n\ndef network(n):\n    return small_cnn(n)\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    assert network_factory("beside_me:network")(3) == 3
+    assert network_factory("beside_me:network")(3).fc.out_features == 3

@@ -154,7 +154,7 @@ class TestIntoAFolderThatIsThere:
 
     def test_a_training(self, source, tmp_path):
         RunFolder(tmp_path / "in").create()
-        RunFolder(tmp_path / "in").write_json("settings.json", {"dataset": "digits"})
+        RunFolder(tmp_path / "in").write_json("settings.json", {"dataset": "digits", "learner": "er"})
         self.refused(source, tmp_path / "in")
 
     def test_a_link_in_it(self, source, tmp_path):

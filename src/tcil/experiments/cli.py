@@ -8,27 +8,54 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
-from tcil.experiments import stopping
+from tcil import __version__
+from tcil.calibration.errors import invalid
+from tcil.experiments.exits import answered
+from tcil.experiments.launch import main
+from tcil.experiments.screen import Screen
 
 if TYPE_CHECKING:
     from tcil.experiments.settings import RunSettings
     from tcil.experiments.worker import Job
 
+__all__ = ["app", "main"]
+
+
+class Commands(TyperGroup):
+    """All commands: whatever goes wrong in one is said in a line, with the exit code that stands for it."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Read the words of the command line."""
+        with answered(passing=PASSING):
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Do the command."""
+        with answered(passing=PASSING):
+            return super().invoke(ctx)
+
+
+PASSING = (typer.Exit, typer.Abort)
 app = typer.Typer(
-    help="Honest confidence for classifiers that keep learning new classes.", no_args_is_help=True, add_completion=False
-)
-console = Console()
-if not console.is_terminal:
-    console = Console(width=160)  # in a file or a pipe nothing needs to be cut
+    help="Honest confidence for classifiers that keep learning new classes.", no_args_is_help=True,
+    add_completion=False, cls=Commands, pretty_exceptions_enable=False,
+)  # fmt: skip
+console = Screen()
 
 
-def _fail(error: Exception) -> typer.Exit:
-    for line in str(error).splitlines():
-        Console(stderr=True).print(f"error: {line}", style="red", highlight=False, soft_wrap=True, markup=False)
-    return typer.Exit(2)
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"tcil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="the version")] = False,
+) -> None: ...
 
 
 # What the commands that make runs have in common.
@@ -90,34 +117,28 @@ def run(
     Without arguments: noisy digits, ER, all calibrators, about a minute. Killed at any moment, the same command
     goes on.
     """
-    try:
-        runs = _runs(study, preset, dataset, learner, seeds, setting, reserve)
-        if job is not None:
-            if job > len(runs):
-                raise ValueError(f"job: got {job}; expected 1 to {len(runs)}, as 'tcil plan' numbers the runs.")
-            runs = [runs[job - 1]]
-        if dry_run:
-            from tcil.experiments.grids import terminal
-            from tcil.experiments.plan import Standing, plan
+    runs = _runs(study, preset, dataset, learner, seeds, setting, reserve)
+    if job is not None:
+        if job > len(runs):
+            raise invalid("job", f"{job}", f"1 to {len(runs)}, as 'tcil plan' numbers the runs")
+        runs = [runs[job - 1]]
+    from tcil.experiments.executors import Resources
 
-            with_all_data = [one for run in runs for one in (run, *([run.on_all_data()] if full_data else []))]
-            found = [(out / one.name / "results.json").is_file() for one in with_all_data]
-            done = [Standing.FINISHED if there else Standing.MISSING for there in found]
-            console.print(terminal(plan(with_all_data, data, done)))
-            return
-        from tcil.experiments.commands import run_many, run_one
-        from tcil.experiments.executors import Resources
+    resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
+    jobs = _jobs(runs, out, data, device, calibrators, log, full_data)
+    if dry_run:
+        from tcil.experiments.grids import terminal
+        from tcil.experiments.plan import Standing, plan
 
-        resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
-        jobs = _jobs(runs, out, data, device, calibrators, log, full_data)
-        alone = len(jobs) == 1 and on == "serial"
-        code = run_one(jobs[0], console) if alone else run_many(jobs, resources, console)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; the same command goes on where it was")
-        raise typer.Exit(130) from None
-    except (ValueError, RuntimeError, OSError) as error:
-        raise _fail(error) from None
-    raise typer.Exit(code)
+        with_all_data = [one for run in runs for one in (run, *([run.on_all_data()] if full_data else []))]
+        found = [(out / one.name / "results.json").is_file() for one in with_all_data]
+        done = [Standing.FINISHED if there else Standing.MISSING for there in found]
+        console.print(terminal(plan(with_all_data, data, done)))
+        return
+    from tcil.experiments.commands import run_many, run_one
+
+    alone = len(jobs) == 1 and on == "serial"
+    raise typer.Exit(run_one(jobs[0], console) if alone else run_many(jobs, resources, console))
 
 
 @app.command()
@@ -143,19 +164,15 @@ def sweep(
 ) -> None:
     """Do all runs of a study, several at once, with a live table; started again, it does what is left.
 
-    Exit codes: 0 all done, 1 some run failed, 75 stopped by a signal (start it again).
+    Exit codes: 0 all done, 1 some run failed, 75 stopped by a signal or Ctrl-C (start it again).
     """
-    try:
-        from tcil.experiments.commands import run_many
-        from tcil.experiments.executors import Resources
+    runs = _runs(study, preset, dataset, learner, seeds, setting, reserve)
+    from tcil.experiments.commands import run_many
+    from tcil.experiments.executors import Resources
 
-        runs = _runs(study, preset, dataset, learner, seeds, setting, reserve)
-        jobs = _jobs(runs, out, data, device, calibrators, log, full_data)
-        resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
-        code = run_many(jobs, resources, console)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise _fail(error) from None
-    raise typer.Exit(code)
+    resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
+    jobs = _jobs(runs, out, data, device, calibrators, log, full_data)
+    raise typer.Exit(run_many(jobs, resources, console))
 
 
 @app.command()
@@ -170,12 +187,9 @@ def plan(
     reserve: Reserve = None,
 ) -> None:
     """Number the runs of a study, a line for each: 'tcil run ... --job N' does the N-th, as a Slurm array needs it."""
-    try:
-        for number, one in enumerate(_runs(study, preset, dataset, learner, seeds, setting, reserve), start=1):
-            state = "finished" if (out / one.name / "results.json").is_file() else "to do"
-            print(f"{number} {one.name} {state}")
-    except ValueError as error:
-        raise _fail(error) from None
+    for number, one in enumerate(_runs(study, preset, dataset, learner, seeds, setting, reserve), start=1):
+        state = "finished" if (out / one.name / "results.json").is_file() else "to do"
+        console.print(f"{number} {one.name} {state}", soft_wrap=True)
 
 
 def _jobs(
@@ -188,10 +202,12 @@ def _jobs(
     full_data: bool,
 ) -> list[Job]:
     from tcil.experiments.calibration import specs_of
+    from tcil.experiments.perform import check_options
     from tcil.experiments.worker import Job
 
     specs = specs_of(calibrators)
     names = None if specs is None else tuple(specs)
+    check_options(names, log)
     return [Job(one, out, data, device, names, log, full_data) for one in runs]
 
 
@@ -204,7 +220,7 @@ def _runs(
     setting: list[str] | None,
     reserve: float | None,
 ) -> list[RunSettings]:
-    """The runs that a study file and flags ask for, each once."""
+    """The runs that a study file and flags ask for, each once; every name in them is known."""
     from tcil.experiments import settings as module
 
     values: dict[str, Any] = module.read_toml(study) if study else {}
@@ -214,13 +230,17 @@ def _runs(
         values.pop("preset", None)
     if seeds is not None:
         values["seeds"] = _numbers(seeds)
-    changes: dict[str, Any] = {}
-    for entry in setting or []:
-        _assign(changes, entry)
-    options = {**values.get("learner_options", {}), **changes.get("learner_options", {})}
-    values |= changes | ({"learner_options": options} if options else {})
+    changes = _changes(setting)
+    options = [where.get("learner_options", {}) for where in (values, changes)]
+    if all(isinstance(own, dict) for own in options):  # else what is no dict is told below
+        changes |= {"learner_options": options[0] | options[1]} if any(options) else {}
     flags_given = {key for key, value in flags.items() if value is not None} | set(changes)
-    return list({one.name: one for one in module.expand(values, flags_given)}.values())
+    runs = list({one.name: one for one in module.expand(values | changes, flags_given)}.values())
+    from tcil.experiments.perform import check_names  # after all that is told without torch
+
+    for one in runs:
+        check_names(one)
+    return runs
 
 
 @app.command()
@@ -230,18 +250,17 @@ def calibrate(
     calibrators: Annotated[
         str | None, typer.Option(help="only these, by comma, also with options: ts[solver=sgd]")
     ] = None,
-    redraw: Annotated[int, typer.Option(min=0, help="also with so many other draws of the validation set")] = 0,
+    redraw: Annotated[
+        int, typer.Option(min=0, max=10_000, help="also with so many other draws of the validation set")
+    ] = 0,
     trust: Trust = False,
 ) -> None:
     """Recompute calibrators on a finished run, without training."""
-    try:
-        from tcil.experiments.calibration import specs_of
-        from tcil.experiments.execute import recalibrate
+    from tcil.experiments.calibration import specs_of
+    from tcil.experiments.execute import recalibrate
 
-        names = specs_of(calibrators)
-        recalibrate(folder, data=data, calibrators=names, redraw=redraw, console=console, trust=trust)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise _fail(error) from None
+    names = specs_of(calibrators)
+    recalibrate(folder, data=data, calibrators=names, redraw=redraw, console=console, trust=trust)
 
 
 @app.command("import")
@@ -255,20 +274,17 @@ def import_(
     trust: Trust = False,
 ) -> None:
     """Calibrate models that were trained elsewhere, from their logits, labels and class lists."""
-    try:
-        from tcil.experiments.calibration import specs_of
-        from tcil.experiments.collect import read_runs
-        from tcil.experiments.execute import show_run
-        from tcil.experiments.importing import import_run
+    from tcil.experiments.calibration import specs_of
+    from tcil.experiments.collect import read_runs
+    from tcil.experiments.execute import show_run
+    from tcil.experiments.importing import import_run
 
-        folder = out / f"imported-{source.resolve().name}"
-        names = specs_of(calibrators)
-        tell = partial(console.print, highlight=False, soft_wrap=True, markup=False)
-        import_run(source, folder, data=data, calibrators=names, trust=trust, tell=tell)
-        show_run(read_runs([folder])[0], console)
-        console.print(f"run folder {folder}\nreport {folder / 'report.html'}", highlight=False, soft_wrap=True)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise _fail(error) from None
+    folder = out / f"imported-{source.resolve().name}"
+    names = specs_of(calibrators)
+    tell = partial(console.print, soft_wrap=True)
+    import_run(source, folder, data=data, calibrators=names, trust=trust, tell=tell)
+    show_run(read_runs([folder])[0], console)
+    console.print(f"run folder {folder}\nreport {folder / 'report.html'}", soft_wrap=True)
 
 
 @app.command()
@@ -280,16 +296,13 @@ def report(
     ] = None,
 ) -> None:
     """Tables and pictures of any set of runs: on the terminal, as HTML, Markdown, LaTeX and CSV."""
-    try:
-        from tcil.experiments import collect
-        from tcil.experiments.execute import show_report
+    from tcil.experiments import collect
+    from tcil.experiments.execute import show_report
 
-        stored = collect.read_runs(runs)
-        if keep is not None:
-            collect.keep(stored, keep)
-        show_report(stored, out, console)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise _fail(error) from None
+    stored = collect.read_runs(runs)
+    if keep is not None:
+        collect.keep(stored, keep)
+    show_report(stored, out, console)
 
 
 @app.command()
@@ -318,32 +331,23 @@ def reproduce(
     at_once: AtOnce = None,
 ) -> None:
     """Run (or resume, or reuse) what a table, figure or claim of the paper needs, and draw it beside the printed."""
-    try:
-        from tcil.experiments.artifacts import ARTIFACTS, artifacts_named
+    from tcil.experiments.artifacts import ARTIFACTS, artifacts_named
 
-        if name == "list":
-            for artifact in ARTIFACTS.values():
-                console.print(f"{artifact.name:18}{artifact.title}", highlight=False)
-            return
-        from tcil.experiments import schedules
-        from tcil.experiments.executors import Resources
-        from tcil.experiments.reproduce import reproduce as run_and_draw
+    if name == "list":
+        for artifact in ARTIFACTS.values():
+            console.print(f"{artifact.name:18}{artifact.title}")
+        return
+    from tcil.experiments import schedules
+    from tcil.experiments.executors import Resources
+    from tcil.experiments.reproduce import reproduce as run_and_draw
 
-        changes: dict[str, Any] = {}
-        for entry in setting or []:
-            _assign(changes, entry)
-        chosen = schedules.editions(schedule, _numbers(seeds) if seeds else None, changes)
-        only = "plan" if dry_run else "render" if render else ""
-        resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
-        run_and_draw(
-            artifacts_named(name), chosen, out, report, data=data, device=device, kept=kept or [], only=only,
-            console=console, resources=resources,
-        )  # fmt: skip
-    except stopping.Stopped as reason:
-        console.print(f"stopped: {reason}", highlight=False, soft_wrap=True)
-        raise typer.Exit(stopping.EXIT_CODE) from None
-    except (ValueError, RuntimeError, OSError) as error:
-        raise _fail(error) from None
+    chosen = schedules.editions(schedule, _numbers(seeds) if seeds else None, _changes(setting))
+    only = "plan" if dry_run else "render" if render else ""
+    resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
+    run_and_draw(
+        artifacts_named(name), chosen, out, report, data=data, device=device, kept=kept or [], only=only,
+        console=console, resources=resources,
+    )  # fmt: skip
 
 
 @app.command()
@@ -353,19 +357,16 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="folder for the tables as files")] = None,
 ) -> None:
     """Two sets of runs side by side, with paired differences and their intervals."""
-    try:
-        from tcil.experiments import collect, tables
-        from tcil.experiments.execute import write_tables
-        from tcil.experiments.grids import terminal
+    from tcil.experiments import collect, tables
+    from tcil.experiments.execute import write_tables
+    from tcil.experiments.grids import terminal
 
-        left, right = collect.read_runs([a]), collect.read_runs([b])
-        grids = [tables.comparison(left, right, key) for key in tables.COLUMNS if key != "noise_floor"]
-        for grid in grids:
-            console.print(terminal(grid))
-        if out is not None:
-            write_tables(grids, out)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise _fail(error) from None
+    left, right = collect.read_runs([a]), collect.read_runs([b])
+    grids = [tables.comparison(left, right, key) for key in tables.COLUMNS if key != "noise_floor"]
+    for grid in grids:
+        console.print(terminal(grid))
+    if out is not None:
+        write_tables(grids, out)
 
 
 @app.command()
@@ -378,13 +379,10 @@ def download(
 
     from tcil.incremental.datasets.download import download as fetch
 
-    try:
-        with Progress(console=console, disable=not console.is_terminal) as bar:
-            shown = bar.add_task(f"downloading {dataset}", total=None)
-            target = fetch(dataset, data, report=lambda done, total: bar.update(shown, completed=done, total=total))
-        console.print(f"{dataset} is in {target}", highlight=False, soft_wrap=True)
-    except ValueError as error:
-        raise _fail(error) from None
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        shown = bar.add_task("downloading", total=None)
+        target = fetch(dataset, data, report=lambda done, total: bar.update(shown, completed=done, total=total))
+    console.print(f"{dataset} is in {target}", soft_wrap=True)
 
 
 @app.command()
@@ -440,37 +438,35 @@ def _list(kind: str, rows: dict[str, str]) -> None:
     for name, meaning in rows.items():
         table.add_row(name, meaning)
     console.print(table)
-    console.print("or one of your own: package.module:name", highlight=False)
+    console.print("or one of your own: package.module:name")
 
 
 def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"seeds: got {text!r}; expected whole numbers by comma, such as 1,2,3.") from None
+        raise invalid("seeds", repr(text), "whole numbers by comma, such as 1,2,3") from None
 
 
-def _assign(values: dict[str, Any], entry: str) -> None:
-    """`a.b=1` into nested settings; values are JSON where they can be, else text."""
-    key, equals, text = entry.partition("=")
-    if not equals:
-        raise ValueError(f"--set: got {entry!r}; expected name=value.")
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = text
-    *path, last = key.split(".")
-    place = values
-    for part in path:
-        place = place.setdefault(part, {})
-        if not isinstance(place, dict):
-            raise ValueError(f"--set: got {entry!r}; expected {part} either as a value or with names below it.")
-    place[last] = value
-
-
-def main() -> None:
-    """The `tcil` command."""
-    app()
+def _changes(entries: list[str] | None) -> dict[str, Any]:
+    """What `--set` gives: `a.b=1` into nested settings, the last where one is given twice; JSON where it can be."""
+    values: dict[str, Any] = {}
+    for entry in entries or []:
+        key, equals, text = entry.partition("=")
+        if not equals or not all(key.split(".")):
+            raise invalid("--set", repr(entry), "name=value")
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        *path, last = key.split(".")
+        place = values
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise invalid("--set", repr(entry), f"{part} either as a value or with names below it")
+        place[last] = value
+    return values
 
 
 if __name__ == "__main__":

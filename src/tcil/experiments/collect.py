@@ -12,6 +12,7 @@ from typing import Any
 from tcil.calibration.checksums import is_sealed_json, open_json
 from tcil.calibration.errors import invalid
 from tcil.calibration.storage import replace_file
+from tcil.experiments import records
 from tcil.experiments.calibration import CALIBRATORS
 from tcil.experiments.settings import stored_key
 from tcil.experiments.store import RunFolder
@@ -40,9 +41,12 @@ class StoredRun:
 
     @property
     def complete(self) -> bool:
-        """Whether every task has a row of every calibrator of this version, in its present form."""
+        """Whether every task has a row of every calibrator of this version, in its present form, and its exemplars'."""
         rows = [task["calibrators"].get(name) for task in self.tasks for name in CALIBRATORS]
-        return all(row is not None and ("not_applicable" in row or "bins" in row) for row in rows)
+        exemplars = [task.get("memory") or {"count": 0} for task in self.tasks]
+        return all(row is not None and ("not_applicable" in row or "bins" in row) for row in rows) and all(
+            memory["count"] for memory in exemplars
+        )
 
     @property
     def seed(self) -> int:
@@ -301,24 +305,29 @@ def _results_under(path: Path) -> list[Path]:
 
 
 def _record(file: Path) -> dict[str, Any]:
-    """What a file holds; with a checksum, only if it is whole."""
-    content = file.read_bytes()
-    record: dict[str, Any] = open_json(content) if is_sealed_json(content) else json.loads(content)
+    """What a file holds, if it has the shape of results; with a checksum, only if it is whole."""
+    try:
+        content = file.read_bytes()
+        record: dict[str, Any] = open_json(content) if is_sealed_json(content) else json.loads(content)
+        records.check("results.json", record)
+    except (ValueError, OSError, RecursionError) as error:
+        advice = "'tcil run' with the same settings computes it anew."
+        raise invalid("runs", f"{file}, which cannot be read ({error})", "the results of a run", advice) from None
     return record
 
 
 def _read(file: Path) -> StoredRun:
-    try:
-        record = _record(file)
-        tasks, settings = record["tasks"], record["settings"]
-        if not tasks or not {"dataset", "learner"} <= set(settings) or not all(t["calibrators"] for t in tasks):
-            raise KeyError("tasks with calibrators, a dataset and a learner")
-        in_folder = file.name == "results.json"
-        for name in ("environment", "analysis", "data"):
-            if in_folder and name not in record:  # a damaged one is named, and counts as missing
-                record[name] = RunFolder(file.parent).read_json(f"{name}.json")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        advice = "'tcil run' with the same settings computes it anew."
-        raise invalid("runs", f"{file}, which cannot be read ({error!r})", "the results of a run", advice) from None
+    record = _record(file)
+    in_folder = file.name == "results.json"
+    for name in ("environment", "analysis", "data"):
+        if in_folder and name not in record:  # a damaged one is named, and counts as missing
+            record[name] = RunFolder(file.parent).read_json(f"{name}.json")
     path = file.parent if in_folder else file
-    return StoredRun(path, settings, tasks, record.get("environment") or {}, record.get("analysis"), record.get("data"))
+    return StoredRun(
+        path,
+        record["settings"],
+        record["tasks"],
+        record.get("environment") or {},
+        record.get("analysis"),
+        record.get("data"),
+    )

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
 from tcil.calibration import ranks
 from tcil.calibration.errors import invalid
@@ -22,42 +21,40 @@ from tcil.experiments import stopping
 from tcil.experiments.collect import read_runs
 from tcil.experiments.execute import present, show_summary
 from tcil.experiments.executors import Resources, make_executor
-from tcil.experiments.perform import check_options, train
+from tcil.experiments.exits import ExitCode, RunFailed
+from tcil.experiments.perform import note_error, train
 from tcil.experiments.progress import ProgressDisplay
+from tcil.experiments.screen import Screen
 from tcil.experiments.sweep import Board, Line, sweep
 from tcil.experiments.worker import Job
-from tcil.incremental.learners.registry import learner_type
-from tcil.incremental.networks import network_factory
-
-FAILED = 1
 
 
-def run_one(job: Job, console: Console) -> int:
+def run_one(job: Job, console: Screen) -> int:
     """One run in this process, or on all ranks of torchrun together; returns the exit code."""
-    with stopping.on_signals(), _plain_warnings(console), torchrun(job.device) as device:
+    with stopping.on_signals(signal.SIGINT), _plain_warnings(console), torchrun(job.device) as device:
         if not ranks.current().first:
-            console = Console(quiet=True)
+            console = Screen(quiet=True)
         try:
             stored = train(
                 job.settings, job.out, data=job.data, device=device, calibrators=job.calibrators, log=job.log,
                 full_data=job.full_data, display=partial(ProgressDisplay, console),
             )  # fmt: skip
         except stopping.Stopped as reason:
-            console.print(str(reason), highlight=False, soft_wrap=True)
-            return stopping.EXIT_CODE
+            console.print(str(reason), soft_wrap=True)
+            return ExitCode.STOPPED
+        except RunFailed as error:
+            note_error(job.folder)
+            raise RunFailed(f"{error} (more in {job.folder / 'error.txt'})") from error
         if ranks.current().first:
+            (job.folder / "error.txt").unlink(missing_ok=True)
             present(stored, console)
-    return 0
+    return ExitCode.DONE
 
 
-def run_many(jobs: Sequence[Job], resources: Resources, console: Console) -> int:
-    """Many runs through an executor; returns the exit code: 0, 1 if some failed, 75 if a signal stopped it."""
+def run_many(jobs: Sequence[Job], resources: Resources, console: Screen) -> int:
+    """Many runs through an executor; returns the exit code."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise invalid("runs", f"{len(jobs)} under torchrun", "one run: a sweep starts processes of its own")
-    check_options(jobs[0].calibrators, jobs[0].log)
-    for job in jobs:
-        learner_type(job.settings.learner)
-        network_factory(job.settings.network)
     here = Path.cwd()
     jobs = [
         replace(job, out=job.out.resolve(), data=job.data and job.data.resolve(), threads=resources.threads, home=here)
@@ -73,7 +70,7 @@ def run_many(jobs: Sequence[Job], resources: Resources, console: Console) -> int
     return _conclude(lines, console)
 
 
-def _conclude(lines: Sequence[Line], console: Console) -> int:
+def _conclude(lines: Sequence[Line], console: Screen) -> int:
     """The tables of what is done, the errors of what is not, and the exit code."""
     done = [line for line in lines if line.state == "done"]
     if done:
@@ -81,15 +78,15 @@ def _conclude(lines: Sequence[Line], console: Console) -> int:
     counts = {state: sum(line.state == state for line in lines) for state in ("done", "failed", "stopped")}
     out = lines[0].job.out
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count or state == "done")
-    console.print(f"{len(lines)} runs: {said}; tables and pictures: tcil report {out}", highlight=False, soft_wrap=True)
+    console.print(f"{len(lines)} runs: {said}; tables and pictures: tcil report {out}", soft_wrap=True)
     for line in lines:
         if line.state == "failed":
             text = f"{line.job.settings.name}: {line.message} (more in {line.job.folder / 'error.txt'})"
-            console.print(text, style="red", highlight=False, soft_wrap=True, markup=False)
+            console.print(text, style="red", soft_wrap=True)
     if counts["stopped"]:
-        console.print("stopped; the same command goes on where it was", highlight=False)
-        return stopping.EXIT_CODE
-    return FAILED if counts["failed"] else 0
+        console.print("stopped; the same command goes on where it was")
+        return ExitCode.STOPPED
+    return ExitCode.FAILED if counts["failed"] else ExitCode.DONE
 
 
 @contextmanager
@@ -114,12 +111,12 @@ def torchrun(device: str) -> Iterator[str]:
 
 
 @contextmanager
-def _plain_warnings(console: Console) -> Iterator[None]:
+def _plain_warnings(console: Screen) -> Iterator[None]:
     """Warnings as one line without the place in the code."""
     with warnings.catch_warnings():
 
         def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-            console.print(f"warning: {message}", highlight=False, soft_wrap=True, markup=False)
+            console.print(f"warning: {message}", soft_wrap=True)
 
         warnings.showwarning = show  # type: ignore[assignment]
         yield

@@ -28,7 +28,7 @@ def present(run: StoredRun, console: Console) -> None:
     """The tables of a finished run, its report, and where they are."""
     show_run(run, console)
     report = write_report([run], run.path / "report.html")
-    console.print(f"run folder {run.path}\nreport {report}", highlight=False, soft_wrap=True)
+    console.print(f"run folder {run.path}\nreport {report}", soft_wrap=True)
 
 
 def show_run(run: StoredRun, console: Console) -> None:
@@ -57,7 +57,7 @@ def show_report(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
         console.print(terminal(grid))
     write_tables(grids, out)
     page = write_report(runs, out / "report.html")
-    console.print(f"report {page}\ntables {out / 'tables.md'}, .tex, .csv", highlight=False, soft_wrap=True)
+    console.print(f"report {page}\ntables {out / 'tables.md'}, .tex, .csv", soft_wrap=True)
 
 
 def write_tables(grids: Sequence[Grid], out: Path) -> None:
@@ -89,7 +89,7 @@ def recalibrate(
     record = store.read_json("settings.json")
     if record is None or (isinstance(record, dict) and record.get("imported")):
         raise invalid("run", f"{folder}, without the settings of a training", "a folder that 'tcil run' made")
-    tell = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    tell = partial(console.print, soft_wrap=True)
     run = Run(stored_settings(record, folder / "settings.json", trust=trust, tell=tell), folder, data=data)
     if redraw and run.settings.validation_pool <= run.settings.validation:
         pool = f"a run whose validation_pool ({run.settings.validation_pool}) is larger than its validation set"

@@ -44,6 +44,11 @@ class Resources:
         place = Place.parse(self.on, "on")
         if self.ray_address is not None and place is not Place.RAY:
             raise invalid("ray-address", repr(self.ray_address), "none without --on ray")
+        for name, value in {"cpus-per-run": self.cpus or 1.0, "gpus-per-run": self.gpus}.items():
+            if not 0 <= value <= 1e6:
+                raise invalid(name, f"{value:g}", "a number from 0 to 1,000,000")
+        if self.at_once is not None and self.at_once > 1e6:
+            raise invalid("at-once", f"{self.at_once:g}", "at most 1,000,000")
         if self.gpus > 1 and self.gpus != int(self.gpus):
             raise invalid("gpus-per-run", f"{self.gpus:g}", "a whole number, or a fraction of one GPU")
 

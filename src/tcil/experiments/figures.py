@@ -150,7 +150,9 @@ def listed(values: Sequence[float] | Values, digits: int = 1) -> str:
 def reliability(study: Study, names: Sequence[str]) -> Picture:
     """Reliability diagrams after the last task, seeds pooled, with histograms of confidence below."""
     titles = study.titles()
-    shown = [name for name in names if name in titles and all(run.row(-1, name) for run in study.runs)]
+    shown = [
+        name for name in names if name in titles and all("bins" in (run.row(-1, name) or ()) for run in study.runs)
+    ]
     words = []
     edges = np.arange(10) / 10
     with drawing(2, max(1, len(shown)), width=max(4.0, 1.9 * len(shown)), height=3.9) as (figure, axes):
@@ -208,7 +210,9 @@ def predicted_groups(study: Study, names: Sequence[str]) -> Picture:
 def per_class(study: Study, names: Sequence[str]) -> Picture:
     """Confidence minus accuracy of every class after the last task, seeds averaged, in the order of learning."""
     titles = study.titles()
-    shown = [name for name in names if name in titles and all(run.row(-1, name) for run in study.runs)]
+    shown = [
+        name for name in names if name in titles and all("bins" in (run.row(-1, name) or ()) for run in study.runs)
+    ]
     words = []
     with drawing(height=2.8) as (figure, axes):
         axis: Axes = axes[0, 0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,12 +12,18 @@ from typing import Any
 
 from tcil.calibration import ranks
 from tcil.calibration.errors import invalid, unknown_name
+from tcil.calibration.storage import replace_file
 from tcil.experiments import stopping
 from tcil.experiments.calibration import entry_of
 from tcil.experiments.collect import StoredRun, read_runs
+from tcil.experiments.exits import RunFailed, missing_extra
 from tcil.experiments.progress import CsvLog, TensorBoardLog
 from tcil.experiments.run import Listener, Progress, Run
 from tcil.experiments.settings import RunSettings
+from tcil.incremental.datasets import dataset_reader
+from tcil.incremental.learners.registry import learner_type
+from tcil.incremental.networks import network_factory
+from tcil.incremental.training import OptimizerKind
 
 Display = Callable[[str], AbstractContextManager[Listener]]  # of a title; shows where a run stands
 LOGS: dict[str, Callable[[Path], Listener]] = {"csv": CsvLog, "tensorboard": TensorBoardLog}
@@ -51,6 +59,14 @@ def train(
     return read_runs([folder])[0]
 
 
+def check_names(settings: RunSettings) -> None:
+    """Names in the settings that nothing is known by are told before any work."""
+    learner_type(settings.learner)
+    network_factory(settings.network)
+    dataset_reader(settings.dataset)
+    OptimizerKind.parse(settings.optimizer, "optimizer")
+
+
 def check_options(calibrators: Sequence[str] | None, log: str | None) -> None:
     """What is wrong with these is told before any work."""
     for name in calibrators or ():
@@ -71,4 +87,25 @@ def _shown(run: Run, calibrators: Sequence[str] | None, log: str | None, display
             for one in listeners:
                 one(progress)
 
-        return run.execute(calibrators, listener)
+        try:
+            return run.execute(calibrators, listener)
+        except (stopping.Stopped, ValueError):
+            raise
+        except Exception as error:
+            raise RunFailed(last_line(error)) from error
+
+
+def last_line(error: BaseException) -> str:
+    """The end of what an error says, which tells most."""
+    if missing := missing_extra(error):
+        return missing
+    if isinstance(error, RunFailed) and error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if isinstance(error, ValueError) and lines else f"{type(error).__name__}: {(lines or [''])[-1]}"
+
+
+def note_error(folder: Path) -> None:
+    """The error that is being handled, in full, as FOLDER/error.txt."""
+    with contextlib.suppress(OSError):
+        replace_file(folder / "error.txt", traceback.format_exc().encode(errors="backslashreplace"))

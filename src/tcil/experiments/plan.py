@@ -10,13 +10,15 @@ from pathlib import Path
 from tcil.calibration.options import Option
 from tcil.experiments.collect import differences
 from tcil.experiments.grids import Cell, Grid, Row
+from tcil.experiments.perform import check_names
 from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings
 from tcil.incremental.datasets import load_dataset
 from tcil.incremental.images import Dataset
-from tcil.incremental.learners.registry import learner_type
 from tcil.incremental.networks import network_factory
 from tcil.incremental.placement import Layout, step_seconds
+
+LARGEST_BATCH = 512  # that is measured: an image of a larger one takes as long
 
 
 class Standing(Option):
@@ -32,8 +34,7 @@ def plan(runs: Sequence[RunSettings], data: Path | None, standings: Sequence[Sta
     rows, total, images_in_all = [], 0.0, 0
     told = differences([settings.model_dump(mode="json") for settings in runs])
     for settings, standing, difference in zip(runs, standings, told, strict=True):
-        learner_type(settings.learner)
-        network_factory(settings.network)
+        check_names(settings)
         dataset = _dataset(settings.dataset, data)
         if standing is not Standing.MISSING:
             cells = (str(standing), "", "", "")
@@ -76,7 +77,7 @@ def _dataset(name: str, data: Path | None) -> Dataset | None:
 @cache
 def seconds_per_image(network: str, batch_size: int, shape: tuple[int, ...]) -> float:
     """One training step of the network, measured (the best of three)."""
-    layout = Layout.CHANNELS_LAST
+    layout, batch_size = Layout.CHANNELS_LAST, min(batch_size, LARGEST_BATCH)
     model = network_factory(network)(10).to(memory_format=layout.form)  # type: ignore[call-overload]
     return min(step_seconds(model, shape, layout, batch_size) for _ in range(3)) / batch_size
 

@@ -8,22 +8,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from tcil.calibration.storage import replace_file
 from tcil.experiments.boundary import inside
 from tcil.experiments.run import Progress
+from tcil.experiments.screen import Screen
 
 
 class ProgressDisplay:
     """A bar for each task on a terminal; a line for each stage and task elsewhere."""
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Screen, title: str) -> None:
         self._console, self._title = console, title
         self._bars = Bars(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -57,7 +57,7 @@ class ProgressDisplay:
             self._last_line = now
             loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
             count = "" if progress.phase in ("done", "calibrate") else f" {progress.done}/{progress.total}{loss}"
-            self._console.print(f"{name}{count}", highlight=False)
+            self._console.print(f"{name}{count}")
 
 
 class CsvLog:

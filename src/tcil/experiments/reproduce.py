@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-from rich.console import Console
 
 from tcil.experiments import stopping
 from tcil.experiments.analysis import analyse, is_current
@@ -19,14 +18,16 @@ from tcil.experiments.commands import run_many
 from tcil.experiments.evidence import Evidence
 from tcil.experiments.execute import write_tables
 from tcil.experiments.executors import Place, Resources
+from tcil.experiments.exits import ExitCode
 from tcil.experiments.grids import terminal
 from tcil.experiments.paper import contradictions
-from tcil.experiments.perform import train
+from tcil.experiments.perform import check_names, train
 from tcil.experiments.plan import Standing, plan
 from tcil.experiments.progress import ProgressDisplay
 from tcil.experiments.report import LEAD, Section, study_sections, write_page
 from tcil.experiments.run import Run
 from tcil.experiments.schedules import Edition
+from tcil.experiments.screen import Screen
 from tcil.experiments.settings import RunSettings
 from tcil.experiments.worker import Job
 
@@ -46,11 +47,13 @@ def reproduce(
     device: str,
     kept: Sequence[Path],
     only: str,
-    console: Console,
+    console: Screen,
     resources: Resources = Resources(),  # noqa: B008 (frozen)
 ) -> list[Section]:
     """Run what the artifacts need and is not there, then draw them; `only` "plan" or "render" does one of the two."""
     needs = all_needs(artifacts, editions)
+    for need in needs:
+        check_names(need.settings)
     known = _finished(out, kept)
     if only != "render":
         standings = _standings(needs, known)
@@ -73,7 +76,7 @@ def reproduce(
     write_tables(grids, report)
     content = [*sections, notes, *_own_runs(artifacts, evidence)]
     page = write_page(report / "report.html", "T-CIL reproduced", f"{REPRODUCED} {LEAD}", content)
-    console.print(f"report {page}\ntables {report / 'tables.md'}, .tex, .csv", highlight=False, soft_wrap=True)
+    console.print(f"report {page}\ntables {report / 'tables.md'}, .tex, .csv", soft_wrap=True)
     return sections
 
 
@@ -126,7 +129,7 @@ def _satisfied(need: Need, run: StoredRun | None) -> bool:
 
 
 def _fulfil_all(
-    needs: Sequence[Need], out: Path, data: Path | None, device: str, resources: Resources, console: Console
+    needs: Sequence[Need], out: Path, data: Path | None, device: str, resources: Resources, console: Screen
 ) -> None:
     """All trainings: one after another in this process, or through an executor. What failed is listed and left out."""
     names = [(*CALIBRATORS, *need.calibrators) for need in needs]
@@ -135,12 +138,12 @@ def _fulfil_all(
         for need, own in zip(needs, names, strict=True)
     ]
     if resources.place is not Place.SERIAL:
-        if jobs and run_many(jobs, resources, console) == stopping.EXIT_CODE:
-            raise stopping.Stopped("the same command goes on where it was")
+        if jobs and run_many(jobs, resources, console) == ExitCode.STOPPED:
+            raise stopping.Stopped("stopped; the same command goes on where it was")
         return
-    with stopping.on_signals():
+    with stopping.on_signals(signal.SIGINT):
         for number, job in enumerate(jobs, start=1):
-            console.print(f"training {number} of {len(jobs)}: {job.settings.name}", highlight=False)
+            console.print(f"training {number} of {len(jobs)}: {job.settings.name}")
             train(
                 job.settings, out, data=data, device=device, calibrators=job.calibrators, log=None,
                 full_data=job.full_data, display=partial(ProgressDisplay, console),

@@ -142,6 +142,8 @@ class Run:
     def _execute(self, calibrators: Sequence[str] | None, listener: Listener) -> dict[str, Any]:
         store, results = self.store, list[dict[str, Any]]()
         before = store.read_json("results.json")  # a task's own file may be damaged where this one is whole
+        if before is not None and before["settings"] != self.settings.model_dump(mode="json"):
+            before = None
         for task, memory, learner in self.walk(listener):
             own = f"{_at(task)}/results.json"
             stored = store.read_json(own)

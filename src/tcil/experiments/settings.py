@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
@@ -17,6 +17,9 @@ from tcil.incremental.extensions import code_named, consent
 
 FORMAT = 1  # of run folders; part of every run's key
 _OWN_WORDS = {"code": True}  # the context in which settings may name code to be imported
+Count = Annotated[int, Field(le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+TrainingSeed = Annotated[int, Field(ge=0, lt=10**15)]  # those of every task and purpose are made of it, within 64 bits
 
 
 class RunSettings(BaseModel):
@@ -26,28 +29,28 @@ class RunSettings(BaseModel):
     `build` and `own_settings` make settings of the user's own words, `stored_settings` of a file that they trust.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: str = Field("noisy-digits", description="see 'tcil datasets'")
-    classes: int | None = Field(None, ge=2, description="use only the first so many classes of the order")
-    tasks: int | tuple[int, ...] = Field(5, description="how many equal tasks, or the size of each")
-    class_order_seed: int | None = Field(None, description="none: the natural order")
+    classes: Count | None = Field(None, ge=2, description="use only the first so many classes of the order")
+    tasks: Count | tuple[Count, ...] = Field(5, description="how many equal tasks, or the size of each")
+    class_order_seed: Seed | None = Field(None, description="none: the natural order")
     learner: str = Field("er", description="see 'tcil learners'")
     learner_options: dict[str, Any] = Field(default_factory=dict, description="options of the learner, by name")
     network: str = Field("small_cnn", description="see 'tcil networks'")
     optimizer: str = Field("sgd", description="sgd or adam")
-    epochs: int = Field(30, ge=1, description="epochs of each task")
-    milestones: tuple[int, ...] = Field((15, 22), description="epochs after which lr falls to a tenth")
+    epochs: Count = Field(30, ge=1, description="epochs of each task")
+    milestones: tuple[Count, ...] = Field((15, 22), description="epochs after which lr falls to a tenth")
     lr: float = Field(0.1, gt=0, description="learning rate at the beginning of each task")
     weight_decay: float = Field(2e-4, ge=0, description="of the optimizer")
-    batch_size: int = Field(32, ge=1, description="images of a training step")
-    crop: int | None = Field(None, ge=0, description="pixels that random crops move; none: as the dataset has it")
-    memory: int = Field(60, ge=1, description="exemplars of all old classes together")
-    validation: int = Field(40, ge=0, description="validation images of a new task in all")
-    validation_pool: int = Field(80, ge=0, description="held-out images of a new task in all, validation included")
+    batch_size: Count = Field(32, ge=1, description="images of a training step")
+    crop: int | None = Field(None, ge=0, le=1024, description="pixels that crops move; none: as the dataset has it")
+    memory: Count = Field(60, ge=1, description="exemplars of all old classes together")
+    validation: Count = Field(40, ge=0, description="validation images of a new task in all")
+    validation_pool: Count = Field(80, ge=0, description="held-out images of a new task in all, validation included")
     reserve: float = Field(0.0, ge=0, lt=1, description="share of the memory kept out of training")
-    seed: int = Field(1, ge=0, description="training: initialisation, batches, augmentation, memory")
-    validation_seed: int = Field(1, ge=0, description="which images are held out")
+    seed: TrainingSeed = Field(1, description="training: initialisation, batches, augmentation, memory")
+    validation_seed: Seed = Field(1, ge=0, description="which images are held out")
 
     @model_validator(mode="before")
     @classmethod
@@ -173,10 +176,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 def build(values: Mapping[str, Any]) -> RunSettings:
     """Settings from a preset (the dataset's own, or `preset`) and the values that replace its own."""
     given = dict(values)
-    preset = given.pop("preset", None)
-    for key in ("dataset", "learner"):
+    for key in ("dataset", "learner", "preset"):
         if not isinstance(given.get(key, ""), str):
-            raise invalid(key, repr(given[key]), "a name")
+            raise invalid(key, shown(given[key]), "a name")
+    preset = given.pop("preset", None)
     if preset is None:
         preset = given["dataset"] if given.get("dataset") in PRESETS else "digits"
     if preset not in PRESETS:
@@ -210,19 +213,28 @@ def explain(error: ValidationError) -> str:
         key = ".".join(map(str, entry["loc"])) or "settings"
         if entry["type"] == "extra_forbidden":
             advice = nearest(key, [*RunSettings.model_fields, "seeds", "learners", "datasets", "preset"])
-            lines.append(f"{key}: got {entry['input']!r}; there is no such setting. {advice}".rstrip())
+            lines.append(f"{key}: got {shown(entry['input'])}; there is no such setting. {advice}".rstrip())
         else:
-            lines.append(f"{key}: got {entry['input']!r}; {entry['msg'].removeprefix('Value error, ')}.")
+            lines.append(f"{key}: got {shown(entry['input'])}; {entry['msg'].removeprefix('Value error, ')}.")
     return "\n".join(lines)
+
+
+def shown(value: object) -> str:
+    """A value in a message; Python itself refuses to write out some numbers."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of more than 4,300 digits"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Settings from a TOML file; lists under `seeds`, `learners` and `datasets` make a grid."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise invalid("study", f"{path} ({error.strerror})", "a TOML file with settings") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid("study", f"{path}, which is not TOML ({error})", "a TOML file with settings") from None
 
 
@@ -236,6 +248,6 @@ def expand(values: Mapping[str, Any], wins: Collection[str] = ()) -> list[RunSet
     runs: list[dict[str, Any]] = [rest]
     for name, choices in grid.items():
         if not isinstance(choices, list) or not choices:
-            raise invalid(f"{name}s", repr(choices), "a list with at least one entry")
+            raise invalid(f"{name}s", shown(choices), "a list with at least one entry")
         runs = [{**run, name: choice} for run in runs for choice in choices]
     return [build(run) for run in runs]

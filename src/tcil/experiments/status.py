@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import socket
 import time
@@ -11,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from tcil.experiments.run import Progress
 from tcil.experiments.store import RunFolder
@@ -36,15 +40,19 @@ class Status:
     updated: float = 0.0
 
 
+_STATUS = TypeAdapter(Status)
+
+
 def read_status(folder: Path) -> Status | None:
     """What the file in this folder says; None where there is none that can be read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a damaged status is nobody's loss
         record = RunFolder(folder).read_json(NAME)
     try:
-        return None if record is None else Status(**record)
-    except TypeError:
+        status = None if record is None else _STATUS.validate_json(json.dumps(record), strict=True)
+    except ValidationError:
         return None
+    return status if status is None or status.left is None or math.isfinite(status.left) else None
 
 
 class StatusWriter:

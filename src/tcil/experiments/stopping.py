@@ -6,13 +6,17 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
-EXIT_CODE = 75  # EX_TEMPFAIL: nothing is wrong, try again later
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(Exception):
     """A run stopped because it was asked to; the same command goes on where it was."""
+
+
+class SecondInterrupt(KeyboardInterrupt):
+    """Ctrl-C once more: the user does not want to wait for the end of the step."""
 
 
 _received: signal.Signals | None = None
@@ -21,6 +25,8 @@ _received: signal.Signals | None = None
 def request(number: int, frame: FrameType | None = None) -> None:
     """Note that this process shall stop soon; what signal handlers call."""
     global _received
+    if _received is signal.SIGINT and number == signal.SIGINT:
+        raise SecondInterrupt
     _received = signal.Signals(number)
 
 
@@ -47,3 +53,14 @@ def on_signals(*more: signal.Signals) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         _received = None
+
+
+def at_once() -> None:
+    """Outside of `on_signals`, these signals and Ctrl-C end the command where it is: there is no step to finish."""
+    for number in (*SIGNALS, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and background shells leave them
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt(signal.Signals(number).name)

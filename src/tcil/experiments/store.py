@@ -32,6 +32,7 @@ from torch import Tensor
 from tcil.calibration import ranks
 from tcil.calibration.checksums import Damaged, open_json, open_tensors, seal_json, seal_tensors
 from tcil.calibration.storage import replace_file
+from tcil.experiments import records
 from tcil.experiments.boundary import check_entries, inside, make_task_folder, plain_file
 from tcil.experiments.locks import FolderLock
 
@@ -81,10 +82,14 @@ class RunFolder:
                 replace_file(inside(self.path, name), content)
 
     def read_json(self, name: str) -> Any | None:
-        """A stored record, or None where there is none, or none that is whole."""
+        """A stored record, or None where there is none, or none that is whole and of its shape."""
         content = self._read(name)
         try:
-            return None if content is None else open_json(content)
+            if content is None:
+                return None
+            record = open_json(content)
+            records.check(self.path / name, record)
+            return record
         except Damaged as reason:
             self._refuse(name, reason)
             return None

@@ -11,8 +11,8 @@ from typing import Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tcil.experiments.executors import Executor
 from tcil.experiments.plan import clock
@@ -72,7 +72,7 @@ class Board:
 
     def remark(self, text: str) -> None:
         """Something that stands by itself, such as a damaged file."""
-        self._console.print(f"warning: {text}", highlight=False, soft_wrap=True, markup=False)
+        self._console.print(f"warning: {text}", soft_wrap=True)
 
     def table(self) -> Table:
         """One row for each run."""
@@ -80,7 +80,7 @@ class Board:
         for number, line in enumerate(self.lines, start=1):
             style = COLOURS.get(line.state, "")
             words = [str(number), line.title, line.state, *line.place, line.message]
-            table.add_row(*(escape(word) for word in words), style=style)
+            table.add_row(*map(Text, words), style=style)
         return table
 
     def __enter__(self) -> Self:
@@ -123,7 +123,7 @@ class Board:
                     where = f", task {task} {epoch}{left and ', left ' + left}" if task else ""
                     more = f": {line.message}" if line.message else ""
                     text = f"{number}/{len(self._lines)} {line.title}: {line.state}{where}{more}"
-                    self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+                    self._console.print(text, soft_wrap=True)
 
 
 def sweep(

@@ -13,7 +13,6 @@ import queue
 import signal
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -24,11 +23,10 @@ import torch
 
 from tcil import __version__
 from tcil.calibration.errors import invalid
-from tcil.calibration.storage import replace_file
 from tcil.experiments import stopping
 from tcil.experiments.collect import StoredRun
 from tcil.experiments.locks import FolderInUse
-from tcil.experiments.perform import train
+from tcil.experiments.perform import last_line, note_error, train
 from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings, own_settings
 from tcil.experiments.status import StatusWriter
@@ -107,19 +105,12 @@ def work(job: Job) -> Outcome:
                 except Exception as error:
                     message = last_line(error)
                     writer.end("failed", message)
-                    with contextlib.suppress(OSError):
-                        replace_file(job.folder / "error.txt", traceback.format_exc().encode())
+                    note_error(job.folder)
                     return ended("failed", message)
         except FolderInUse as reason:
             return ended("in use", str(reason))
         except Exception as error:  # no folder can be made, say
             return ended("failed", last_line(error))
-
-
-def last_line(error: BaseException) -> str:
-    """The end of what an error says, which tells most."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if isinstance(error, ValueError) and lines else f"{type(error).__name__}: {(lines or [''])[-1]}"
 
 
 def _train(job: Job, writer: StatusWriter) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -83,10 +84,9 @@ def resolve(home: str, kind: str) -> Any:
     try:
         with _current_folder(module):
             return getattr(importlib.import_module(module), name)
-    except Exception as error:  # a module of the user's own fails in many ways
+    except (Exception, SystemExit) as error:  # what a module does when it is imported is its own affair
         advice = "It is looked for among installed packages and in the current folder."
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise invalid(kind, f"{home!r} ({reason})", "an importable package.module:name", advice) from error
+        raise invalid(kind, f"{home!r} ({said(error)})", "an importable package.module:name", advice) from error
 
 
 @contextmanager
@@ -106,3 +106,35 @@ def _current_folder(module: str) -> Iterator[None]:
     finally:
         if here in sys.path:
             del sys.path[len(sys.path) - 1 - sys.path[::-1].index(here)]  # the last one is ours
+
+
+def called(
+    kind: str,
+    name: str,
+    make: Callable[..., Any],
+    argument: object,
+    expected: str,
+    passing: tuple[type[Exception], ...],
+) -> Any:
+    """What the user's own factory returns; whatever goes wrong in it names it, but for errors that are `passing`."""
+    try:
+        return make(argument)
+    except passing:
+        raise
+    except (Exception, SystemExit) as error:
+        raise invalid(kind, f"{name!r}, {found(make)}, which failed ({said(error)})", expected) from error
+
+
+def found(thing: object) -> str:
+    """In few words, what a name turned out to name."""
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    if inspect.isroutine(thing):
+        return f"the function {thing.__name__}"
+    return "None" if thing is None else f"an object of the type {type(thing).__name__}"
+
+
+def said(error: BaseException) -> str:
+    """An error of foreign code: its kind, and the first line of its text."""
+    text = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from tcil.incremental.extensions import extension
+from tcil.calibration.errors import invalid
+from tcil.incremental.extensions import called, extension, found
 
 __all__ = ["ResNet", "network_factory", "resnet18", "resnet32", "small_cnn", "small_resnet"]
 
@@ -140,6 +142,7 @@ def small_resnet(n_classes: int = 100) -> ResNet:
     return ResNet(n_classes=n_classes, widths=(24, 48, 96), depths=(1, 1, 1), stem_stride=2)
 
 
+_OWN = "a function of the number of classes that returns a torch.nn.Module"
 NETWORKS: dict[str, Callable[[int], ResNet]] = {
     "resnet32": resnet32,
     "resnet18": resnet18,
@@ -157,5 +160,23 @@ def network_factory(name: str) -> Callable[[int], ResNet]:
     """
     if name in NETWORKS:
         return NETWORKS[name]
-    factory: Callable[[int], ResNet] = extension("network", name, NETWORKS)
-    return factory
+    return _OwnNetwork(name, extension("network", name, NETWORKS))
+
+
+@dataclass(frozen=True)
+class _OwnNetwork:
+    """A network of the user's own: what its factory makes is looked at each time."""
+
+    name: str
+    factory: Callable[[int], ResNet]
+
+    def __post_init__(self) -> None:
+        if not callable(self.factory):
+            raise invalid("network", repr(self.name), _OWN, f"It is {found(self.factory)}.")
+
+    def __call__(self, n_classes: int) -> ResNet:
+        """The network for so many classes."""
+        network = called("network", self.name, self.factory, n_classes, _OWN, passing=())
+        if not isinstance(network, nn.Module):
+            raise invalid("network", f"{self.name!r}, which returned {found(network)}", _OWN)
+        return cast(ResNet, network)

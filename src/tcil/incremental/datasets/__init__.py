@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tcil.calibration.errors import invalid
-from tcil.incremental.extensions import extension, resolve
+from tcil.incremental.extensions import called, extension, found, resolve
 from tcil.incremental.images import Dataset
 
-__all__ = ["DATASETS", "DatasetEntry", "load_dataset"]
+__all__ = ["DATASETS", "DatasetEntry", "dataset_reader", "load_dataset"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class DatasetEntry:
 
 
 _HERE = "tcil.incremental.datasets"
+_OWN = "a function of the --data folder that returns tcil's Dataset"
 DATASETS = {
     "digits": DatasetEntry("scikit-learn's 8x8 digits, 10 classes; no files needed", f"{_HERE}.digits:load", False),
     "noisy-digits": DatasetEntry(
@@ -52,21 +54,27 @@ def load_dataset(name: str, folder: str | Path | None = None) -> Dataset:
     898
     """
     root = None if folder is None else Path(folder).expanduser()
-    entry = DATASETS.get(name)
+    read, entry = dataset_reader(name), DATASETS.get(name)
     if entry is not None and entry.needs_folder and root is None:
         raise invalid("data", "no folder", f"the folder that holds {name}", "Say --data DIR.")
-    read = extension("dataset", name, DATASETS) if entry is None else entry.load
-    if entry is None:
-        try:
-            inspect.signature(read).bind(root)
-        except (TypeError, ValueError):
-            raise invalid("dataset", repr(name), "a function of the --data folder that returns a Dataset") from None
     try:
-        dataset = read(root)
+        dataset = read(root) if entry else called("dataset", name, read, root, _OWN, passing=(OSError, ValueError))
     except OSError as error:
         raise invalid(
             "data", f"{root or 'no folder'}, where {name} cannot be read ({error})", "a folder of readable files"
         ) from error
     if not isinstance(dataset, Dataset):
-        raise invalid("dataset", f"{name!r}, which returned {type(dataset).__name__}", "a factory of tcil's Dataset")
+        raise invalid("dataset", f"{name!r}, which returned {found(dataset)}", _OWN)
     return dataset
+
+
+def dataset_reader(name: str) -> Callable[[Path | None], Dataset]:
+    """What reads the dataset of that name from a folder; nothing is read yet."""
+    if name in DATASETS:
+        return DATASETS[name].load
+    read: Callable[[Path | None], Dataset] = extension("dataset", name, DATASETS)
+    try:
+        inspect.signature(read).bind(None)
+    except (TypeError, ValueError):
+        raise invalid("dataset", repr(name), _OWN, f"It is {found(read)}.") from None
+    return read

@@ -58,9 +58,14 @@ def download(
         raise invalid("dataset", repr(name), "one of " + ", ".join(releases), "Others come with their own files.")
     release = releases[name]
     target = folder / release.folder
-    if target.exists():
+    if target.is_dir():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise invalid("data", f"{folder} ({error.strerror})", "a folder, or a place where one can be made") from None
+    if target.exists():
+        raise invalid("data", f"{target}, which is no folder", "none of that name yet", "Move it away.")
     archive = folder / Path(release.url).name
     partial = archive.with_name(archive.name + ".part")
     given = archive.exists()

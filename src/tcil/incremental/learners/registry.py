@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tcil.calibration.errors import invalid, unknown_name
-from tcil.incremental.extensions import extension
+from tcil.incremental.extensions import extension, found
 from tcil.incremental.learners.base import Learner
 from tcil.incremental.learners.der import DER
 from tcil.incremental.learners.eeil import EEIL
@@ -18,6 +18,7 @@ from tcil.incremental.learners.er import ER
 from tcil.incremental.learners.wa import WA
 from tcil.incremental.networks import ResNet
 
+LARGEST = 2**31 - 1  # of an option that is a number
 LEARNERS: dict[str, type[Learner]] = {"er": ER, "eeil": EEIL, "wa": WA, "der": DER}
 
 
@@ -53,12 +54,13 @@ def make_learner(
 def _check_option(learner: str, name: str, value: Any, default: Any) -> None:
     """An option has the kind of its default: a number, or numbers."""
     if isinstance(default, tuple):
-        right = isinstance(value, (list, tuple)) and all(type(v) is int for v in value)
+        right = isinstance(value, (list, tuple)) and all(type(v) is int and abs(v) <= LARGEST for v in value)
         wanted = "a list of whole numbers"
     elif isinstance(default, float):
-        right, wanted = isinstance(value, (int, float)) and value >= 0, "a number, not negative"
+        right = type(value) in (int, float) and 0 <= value <= LARGEST
+        wanted = f"a number from 0 to {LARGEST}"
     elif isinstance(default, int):
-        right, wanted = type(value) is int and value > 0, "a positive whole number"
+        right, wanted = type(value) is int and 0 < value <= LARGEST, f"a whole number from 1 to {LARGEST}"
     else:
         return  # a named choice, which the learner parses itself
     if not right:
@@ -71,7 +73,7 @@ def learner_type(name: str) -> type[Learner]:
         return LEARNERS[name]
     kind = extension("learner", name, LEARNERS)
     if not (isinstance(kind, type) and issubclass(kind, Learner)):
-        raise invalid("learner", repr(name), "a subclass of tcil's Learner")
+        raise invalid("learner", repr(name), "a subclass of tcil's Learner", f"It is {found(kind)}.")
     if inspect.isabstract(kind):
         missing = ", ".join(sorted(kind.__abstractmethods__))
         raise invalid("learner", f"{name!r} without {missing}", "a learner that has these methods")
