@@ -291,3 +291,130 @@ def test_perturb_ts_checks_its_validation_set():
         tcil.PerturbedTemperatureScaling().fit(Watched(), valid=(XV, YV + 6))
     with pytest.raises(ValueError, match=r"classes: got 6 labels; expected 2 to 4"):
         tcil.PerturbedTemperatureScaling().fit(Watched(), valid=(XV, YV), classes=range(6))
+
+
+class TestContainers:
+    """What has no order names no columns; what is no list of numbers in memory is no array."""
+
+    z = 3 * torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    y = z.argmax(1).where(torch.arange(10) > 4, torch.arange(10) % 3)
+    unordered = ({5, 3, 9}, frozenset({5, 3, 9}), dict.fromkeys([5, 3, 9]).keys())
+
+    @pytest.mark.parametrize("names", unordered, ids=lambda names: type(names).__name__)
+    def test_sets_do_not_name_columns(self, names):
+        probs, labels = torch.softmax(self.z, 1), torch.tensor([5, 3, 9])[self.y]
+        pair, pick = (
+            (X[:, :4], Y % 3),
+            {"match": r"(classes|columns): got (set|frozenset|dict_keys), which has no order"},
+        )
+        memo = tcil.FirstTaskTemperatureScaling().fit(self.z, self.y).history_
+        for call in (
+            lambda: tcil.fit_temperature(self.z, labels, classes=names),
+            lambda: tcil.TemperatureScaling().fit(self.z, labels, classes=names),
+            lambda: tcil.EnsembleTemperatureScaling().fit(self.z, labels, classes=names),
+            lambda: tcil.FirstTaskTemperatureScaling().fit(classes=names, history=memo),
+            lambda: tcil.metrics.accuracy(probs, labels, classes=names),
+            lambda: tcil.metrics.predicted_groups(probs, [5], classes=names),
+            lambda: tcil.predict_logits(nn.Linear(4, 3), pair, classes=names),
+            lambda: tcil.predict_logits(nn.Linear(4, 10), pair, columns=names),
+            lambda: tcil.TCIL().fit(Watched(), **{**GOOD, "columns": names}),
+            lambda: tcil.PerturbedTemperatureScaling().fit(Watched(), valid=(XV, YV), classes=names),
+        ):
+            with pytest.raises(ValueError, **pick):
+                call()
+
+    @pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
+    def test_new_classes_may_be_a_set(self):
+        one, other = (tcil.TCIL().fit(Watched(), **{**GOOD, "new_classes": new}) for new in ([2, 3], {3, 2}))
+        assert one.temperature_ == other.temperature_
+        groups = [tcil.GroupTemperatureScaling().fit(self.z, self.y, new_classes=new) for new in ([1, 2], {2, 1})]
+        assert groups[0].temperatures_ == groups[1].temperatures_
+
+    @pytest.mark.parametrize(
+        ("names", "message"),
+        [
+            ([True, False, 2], "classes: got the entry True; expected integer class labels, not True or False"),
+            (np.array([True, False]), "classes: got the entry True"),
+            ([0.0, 1.0, 2.0], r"classes: got the entry 0\.0"),
+            ("012", "classes: got str '012'; expected a list"),
+            (b"\x00\x01\x02", "classes: got bytes"),
+            ({0: "cat", 1: "dog", 2: "cow"}, "classes: got dict"),
+            ([0, 1, 2**64], "classes: got an entry of 65 bits; expected integer class labels within int64"),
+            ([0, 1, 10**400], "classes: got an entry of 1329 bits"),
+            (np.array([0, 1, 2**63], dtype=np.uint64), "classes: got an entry of 64 bits"),
+            (np.ma.masked_array([0, 1, 2], mask=[0, 1, 0]), "classes: got a masked array"),
+            (torch.arange(3).to_sparse(), "classes: got a sparse tensor"),
+        ],
+    )
+    def test_what_names_no_columns(self, names, message):
+        with pytest.raises(ValueError, match=message):
+            tcil.fit_temperature(self.z, self.y, classes=names)
+
+    def test_iterators_have_an_order(self):
+        want = tcil.fit_temperature(self.z, self.y)
+        for names in ((i for i in range(3)), iter([0, 1, 2]), range(3), np.arange(3), torch.arange(3)):
+            assert tcil.fit_temperature(self.z, self.y, classes=names) == want
+
+    @pytest.mark.parametrize(
+        ("logits", "message"),
+        [
+            (z.to_sparse(), "got a sparse tensor"),
+            (z.to("meta"), "got a tensor on the meta device"),
+            (z + 1j, "got dtype torch.complex64"),
+            (np.ma.masked_array(z.numpy(), mask=z.numpy() > 2), "got a masked array"),
+            ([np.ma.masked_array(row, mask=row > 0) for row in z.numpy()], "got a masked array"),
+            ([[10**30, 0, 1]] * 10, "got list of dtype object"),
+        ],
+    )
+    def test_what_is_no_array(self, logits, message):
+        with pytest.raises(ValueError, match=f"logits: {message}"):
+            tcil.fit_temperature(logits, self.y)
+        with pytest.raises(ValueError, match=f"logits: {message}"):
+            tcil.MulticlassIsotonic().fit(self.z, self.y).transform(logits)
+
+    @pytest.mark.parametrize(
+        ("labels", "message"),
+        [
+            ([2**64] * 10, "got list of dtype object"),
+            ([2**63] * 10, "got the label 9223372036854775808; expected labels up to 9223372036854775807"),
+            (np.full(10, 2**63, dtype=np.uint64), "got the label 9223372036854775808"),
+            (np.ma.masked_array(np.zeros(10, dtype=int), mask=np.arange(10) == 1), "got a masked array"),
+            (torch.zeros(10, dtype=torch.long, device="meta"), "got a tensor on the meta device"),
+            (y + 0j, "got dtype torch.complex64"),
+        ],
+    )
+    def test_what_are_no_labels(self, labels, message):
+        with pytest.raises(ValueError, match=f"labels: {message}"):
+            tcil.fit_temperature(self.z, labels)
+
+    def test_every_container_of_the_same_numbers(self):
+        want = tcil.fit_temperature(self.z.double(), self.y)
+        z, y = self.z.double().numpy(), self.y.numpy()
+        for logits in (z.astype(np.longdouble), np.asfortranarray(z), z[::-1][::-1], z.astype(">f8"), z.tolist(),
+                       np.ma.masked_array(z), self.z.double().requires_grad_(), list(self.z.double())):  # fmt: skip
+            assert tcil.fit_temperature(logits, y) == want
+        for labels in (
+            y.astype(np.uint64),
+            y.astype(np.ulonglong),
+            y.astype(np.int8),
+            self.y.to(torch.uint8),
+            y.tolist(),
+        ):
+            assert tcil.fit_temperature(z, labels) == want
+
+    def test_whole_numbers_keep_their_last_digit(self):
+        scores = torch.tensor([[2**24 + 1, 2**24, 0], [0, 2**24, 2**24 + 1]])
+        scaling = tcil.TemperatureScaling().fit(self.z, self.y)
+        assert scaling.predict_proba(scores).argmax(1).tolist() == [0, 2]
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: tcil.TemperatureScaling(seed=2**70), "seed: got a number of 71 bits"),
+            (lambda: tcil.TCIL(tolerance=10**400), "tolerance: got a number beyond float64"),
+            (lambda: tcil.fit_temperature([[1.0, 2.0]], [0], seed=2**70), "seed: got a number of 71 bits"),
+        ],
+    )
+    def test_numbers_beyond_64_bits(self, make, message):
+        with pytest.raises(ValueError, match=message):
+            make()

@@ -283,3 +283,118 @@ def test_every_metric_takes_groups_and_weights():
         function = getattr(metrics, name)
         if inspect.isfunction(function) and name != "predicted_groups":
             assert {"groups", "sample_weight"} <= set(inspect.signature(function).parameters), name
+
+
+# --- odd but usable, and not usable -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", SCALARS, ids=ids)
+class TestOddInput:
+    def test_a_class_of_probability_zero_takes_no_part(self, metric):
+        wider = np.insert(PROBS, 3, 0.0, axis=1)
+        labels = LABELS + (LABELS >= 3)
+        assert metric(wider, labels) == pytest.approx(metric(PROBS, LABELS), rel=1e-12)
+
+    def test_order_does_not_matter_under_ties(self, metric):
+        probs = np.round(PROBS, 1)
+        probs[:, 0] += 1 - probs.sum(1)
+        probs = np.abs(probs) / np.abs(probs).sum(1, keepdims=True)
+        weight = np.arange(1, N + 1.0)
+        for order in (np.arange(N)[::-1], np.argsort(LABELS), np.random.default_rng(3).permutation(N)):
+            assert metric(probs[order], LABELS[order]) == pytest.approx(metric(probs, LABELS), rel=1e-9)
+            value = metric(probs[order], LABELS[order], sample_weight=weight[order])
+            assert value == pytest.approx(metric(probs, LABELS, sample_weight=weight), rel=1e-9)
+
+    @pytest.mark.parametrize("scale", [1e308, 1e-300, 5e-324])
+    def test_extreme_weights(self, metric, scale):
+        groups, weight = LABELS % 2, np.where(LABELS % 3 == 0, 1.0, 0.0 if scale < 1e-300 else 0.5)
+        want = metric(PROBS, LABELS, sample_weight=weight, groups=groups)
+        got = metric(PROBS, LABELS, sample_weight=scale * weight, groups=groups)
+        assert got == pytest.approx(want)
+        assert got.by_group == pytest.approx(want.by_group)
+
+    def test_weights_that_no_sum_can_hold(self, metric):
+        with pytest.raises(
+            ValueError, match=r"sample_weight: got weights from 1e-300 to 1e\+308; expected positive weig"
+        ):
+            metric(PROBS, LABELS, sample_weight=np.where(LABELS == 0, 1e308, 1e-300))
+
+    @pytest.mark.parametrize(
+        ("probs", "message"),
+        [
+            (torch.tensor(PROBS) + 1j, "probs: got dtype torch.complex128; expected a dense tensor of real numbers"),
+            (PROBS + 1j, "probs: got ndarray of dtype complex128"),
+            (np.ma.masked_array(PROBS, mask=PROBS > 0.9), "probs: got a masked array with masked entries"),
+            (torch.tensor(PROBS).to_sparse(), "probs: got a sparse tensor"),
+            (torch.tensor(PROBS, device="meta"), "probs: got a tensor on the meta device"),
+            (np.where(np.eye(N, K) > 0, -1e-3, PROBS), "probs: got values from -0.001"),
+        ],
+    )
+    def test_refused(self, metric, probs, message):
+        with pytest.raises(ValueError, match=message):
+            metric(probs, LABELS)
+
+    @pytest.mark.parametrize("groups", [np.where(LABELS == 1, np.nan, LABELS), torch.full((N,), float("nan"))])
+    def test_nan_is_no_group(self, metric, groups):
+        with pytest.raises(ValueError, match=r"groups: got NaN for \d+ of 600 samples"):
+            metric(PROBS, LABELS, groups=groups)
+
+
+def test_masked_arrays_are_refused_everywhere():
+    hidden = np.ma.masked_array(LABELS, mask=LABELS == 1)
+    with pytest.raises(ValueError, match="groups: got a masked array"):
+        metrics.accuracy(PROBS, LABELS, groups=hidden)
+    with pytest.raises(ValueError, match="sample_weight: got a masked array"):
+        metrics.accuracy(PROBS, LABELS, sample_weight=hidden + 1)
+    with pytest.raises(ValueError, match="labels: got a masked array"):
+        metrics.accuracy(PROBS, hidden)
+    assert metrics.accuracy(np.ma.masked_array(PROBS), LABELS) == metrics.accuracy(PROBS, LABELS)  # nothing is hidden
+
+
+def test_rounding_below_zero_reaches_no_result():
+    """p = -1e-7 is 0: no NaN from its logarithm, no bin below the first, no negative share."""
+    probs = np.array([[1 + 1e-7, -1e-7], [0.4, 0.6]])
+    given = probs.copy()
+    assert metrics.negative_log_likelihood(probs, [1, 0]) == np.inf
+    assert metrics.negative_log_likelihood(probs, [0, 1]) == pytest.approx(-np.log(0.6) / 2, rel=1e-12)
+    assert metrics.confidence_gap(probs, [0, 1]) == pytest.approx(-0.2, rel=1e-12)
+    assert metrics.brier_score(probs, [0, 1]) == pytest.approx(0.16, rel=1e-12)
+    np.testing.assert_array_equal(probs, given)
+
+
+def test_predicted_groups_need_a_prediction():
+    for odd in (np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"probs: got NaN or infinity in 1 of 2 rows"):
+            metrics.predicted_groups([[0.2, 0.8], [odd, 0.5]], [1])
+    with pytest.raises(ValueError, match=r"probs: got dtype torch.complex64"):
+        metrics.predicted_groups(torch.tensor([[0.2, 0.8]]) + 1j, [1])
+    assert metrics.predicted_groups([[-np.inf, -3.0], [1.0, -np.inf]], {1}).tolist() == ["new", "old"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: metrics.noise_floor(PROBS, seed=2**70), "seed: got a number of 71 bits"),
+        (lambda: metrics.calibration_estimate(PROBS, LABELS, seed="x"), "seed: got 'x'"),
+        (lambda: metrics.expected_calibration_error(PROBS, LABELS, n_bins=10**30), "n_bins: got a number of 100 bits"),
+        (lambda: metrics.calibration_estimate(PROBS, LABELS, level="all"), "level: got 'all'"),
+        (lambda: metrics.risk_at_coverage(PROBS, LABELS, coverage=None), "coverage: got None"),
+    ],
+)
+def test_odd_numbers(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_aece_of_ties_does_not_depend_on_the_order_of_rows():
+    """Ten samples of confidence 0.8, half of them right."""
+    probs = np.tile([0.8, 0.2], (10, 1))
+    orders = [[0] * 5 + [1] * 5, [1] * 5 + [0] * 5, [0, 1] * 5]
+    scores = {round(metrics.adaptive_calibration_error(probs, labels, n_bins=2), 12) for labels in orders}
+    assert scores == {0.5}
+    weight = np.array([1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    values = [
+        metrics.adaptive_calibration_error(probs, labels, n_bins=2, sample_weight=w)
+        for labels, w in ((np.array([0, 1] * 5)[o], weight[o]) for o in (np.arange(10), np.arange(10)[::-1]))
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-12)

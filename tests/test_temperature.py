@@ -290,3 +290,178 @@ def test_history_goes_from_task_to_task():
     assert tcil.FirstTaskTemperatureScaling().fit(classes=np.arange(6), history=good).classes_ == tuple(range(6))
     with pytest.raises(ValueError, match="logits: got 6 columns; expected 3"):
         tcil.FirstTaskTemperatureScaling().fit([[0.0] * 5 + [2.0]], classes=range(3), history=good)
+
+
+# --- masked classes -----------------------------------------------------------------------------------------------
+
+MASKS = {
+    "-inf": -math.inf,
+    "-1e4": -1e4,
+    "-1e9": -1e9,
+    "-1e92": -1e92,
+    **{str(kind): torch.finfo(kind).min for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64)},
+}
+LOGITS_ONLY = {
+    "ts": tcil.TemperatureScaling,
+    "sgd": lambda: tcil.TemperatureScaling(solver="sgd"),
+    "first": tcil.FirstTaskTemperatureScaling,
+    "group": tcil.GroupTemperatureScaling,
+    "ets": tcil.EnsembleTemperatureScaling,
+    "irm": tcil.MulticlassIsotonic,
+}
+
+
+def overconfident(n=300, k=5, seed=6):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(n, k, generator=generator).double()
+    guess = torch.randint(k, (n,), generator=generator)
+    return logits, torch.where(torch.rand(n, generator=generator) < 0.5, logits.argmax(1), guess)
+
+
+def fitted_by(name, logits, labels):
+    calibrator = LOGITS_ONLY[name]()
+    return calibrator.fit(logits, labels, new_classes=[0]) if name == "group" else calibrator.fit(logits, labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float64) for name in LOGITS_ONLY),
+        *(("ets", dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+    ],
+)
+def test_a_masked_column_is_as_if_it_were_not_there(name, dtype):
+    logits, labels = overconfident(n=150)
+    logits, shifted = logits.to(dtype), labels + (labels >= 2)
+    want = fitted_by(name, logits, labels).predict_proba(logits)
+    unaware = fitted_by(name, torch.cat([logits, logits[:, :1]], dim=1), labels)
+    rest = [0, 1, 3, 4, 5]
+    for mask in MASKS.values():
+        masked = torch.full((150, 6), mask, dtype=torch.float64).to(dtype)
+        masked[:, rest] = logits
+        given = masked.clone()
+        other = fitted_by(name, masked, shifted)
+        probs = other.predict_proba(masked)
+        torch.testing.assert_close(probs[:, rest], want, rtol=1e-9, atol=1e-12)
+        assert bool((probs[:, 2] == 0).all())
+        assert bool((other.transform(masked)[:, 2] == -math.inf).all())
+        assert bool((unaware.transform(masked)[:, 2] == -math.inf).all())  # though it was fitted without a mask
+        assert torch.equal(masked, given)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_rows_may_be_masked_on_their_own(mask):
+    """A row with a forbidden class, then one that may be one class only: that says nothing of T."""
+    logits, labels = overconfident(k=4)
+    rows = torch.arange(300) % 3 == 0
+    logits[rows, (labels[rows] + 1) % 4] = mask
+    want = np.log(np.exp(np.where(logits.numpy() <= -9e3, -np.inf, logits.numpy()) / 3).sum(1)).mean()
+    fit = tcil.fit_temperature(logits, labels)
+    own = (logits[torch.arange(300), labels] / 3).mean().item()
+    at_three = want - own
+    assert fit.nll_after < at_three
+    alone = torch.full((50, 4), mask, dtype=torch.float64)
+    alone[:, 1] = 2.0
+    more = tcil.fit_temperature(torch.cat([logits, alone]), torch.cat([labels, torch.ones(50, dtype=torch.long)]))
+    assert more.temperature == pytest.approx(fit.temperature, rel=1e-9)
+    assert more.nll_after == pytest.approx(fit.nll_after * 300 / 350)
+    assert tcil.fit_temperature(alone, torch.ones(50, dtype=torch.long)).verdict == "constant_logits"
+
+
+def test_a_mask_holds_at_every_temperature():
+    """Logits that are hardly worth anything: -1e4 must not come alive at the large temperature that they have."""
+    logits = np.tile([1.0, 0.0, 0.0, -1e4], (3000, 1))
+    labels = np.repeat([0, 1, 2], [1001, 1000, 999])
+    scaling = tcil.TemperatureScaling().fit(logits, labels)
+    assert scaling.temperature_ == pytest.approx(1 / math.log(2 * 1001 / 1999))  # about 667
+    assert scaling.temperature_ > 600
+    probs = scaling.predict_proba([[1.0, 1.0, 1.0, -1e4], [2.0, -np.inf, 2.0, -1e9]])
+    np.testing.assert_array_equal(probs[:, 3], 0)
+    np.testing.assert_allclose(probs, [[1 / 3, 1 / 3, 1 / 3, 0], [0.5, 0, 0.5, 0]], atol=1e-15)
+
+
+@pytest.mark.parametrize("scale", [1e-250, 1e50, 1e150, 1e290])
+def test_huge_and_tiny_scales_are_no_masks(scale):
+    logits, labels = overconfident()
+    base, other = tcil.fit_temperature(logits, labels), tcil.fit_temperature(scale * logits, labels)
+    assert other.verdict == base.verdict == "ok"
+    assert other.temperature / scale == pytest.approx(base.temperature, rel=1e-9)
+
+
+def test_scores_on_a_scale_of_their_own_are_no_masks():
+    """-1e4 beside +3e4 is a score; -1e4 in every column is a row without information."""
+    logits, labels = overconfident()
+    grid = logits.round() * 1e4
+    assert tcil.fit_temperature(grid, labels).temperature == pytest.approx(
+        1e4 * tcil.fit_temperature(logits.round(), labels).temperature
+    )
+    assert tcil.fit_temperature(np.full((3, 3), -1e4), [0, 1, 2]).verdict == "constant_logits"
+
+
+@pytest.mark.parametrize("name", LOGITS_ONLY)
+def test_what_no_mask_explains_is_refused(name):
+    logits, labels = overconfident(n=20, k=3)
+    wrong = logits.clone()
+    wrong[7, labels[7]] = -math.inf
+    with pytest.raises(ValueError, match=rf"labels: got the label {labels[7]} in row 7, whose logit is masked"):
+        fitted_by(name, wrong, labels)
+    for value in (math.nan, math.inf):
+        wrong[7, labels[7]] = value
+        with pytest.raises(ValueError, match=r"logits: got NaN or infinity in 1 of 20 rows"):
+            fitted_by(name, wrong, labels)
+    wrong[7] = -math.inf
+    with pytest.raises(ValueError, match=r"logits: got row 7 with every class masked"):
+        fitted_by(name, wrong, labels)
+    with pytest.raises(ValueError, match=r"logits: got numbers from -1e\+308 to 1e\+308; expected a size of at most"):
+        fitted_by(name, [[1e308, -1e308], [-1e308, 1e308], [1e308, -1e308]], [0, 1, 1])
+
+
+# --- the prediction stays -----------------------------------------------------------------------------------------
+
+
+def test_isotonic_keeps_the_argmax_of_neighbouring_numbers():
+    logits, labels = overconfident()
+    isotonic = tcil.MulticlassIsotonic().fit(logits, labels)
+    for kind in (np.float32, np.float64):
+        top = np.full(200, 3.0, dtype=kind) + np.arange(200, dtype=kind) / 50
+        rows = np.stack([np.nextafter(top, kind(-np.inf)), 0 * top, top, 0 * top, 0 * top], axis=1)
+        log_probs = isotonic.transform(rows)
+        assert (log_probs.argmax(1) == 2).all()
+        assert (isotonic.predict_proba(rows).argmax(1) == 2).all()
+        np.testing.assert_allclose(np.exp(log_probs).sum(1), 1, rtol=1e-12)
+    tie = isotonic.predict_proba([[2.0, 1.0, 2.0, 0.0, 0.0]])[0]
+    assert tie[0] == tie[2]
+
+
+def test_a_uniform_ensemble_says_so_and_keeps_its_predictions():
+    logits, labels = 3 * torch.eye(3)[torch.arange(6) % 3], torch.arange(1, 7) % 3
+    with pytest.warns(
+        tcil.CalibrationWarning, match=r"EnsembleTemperatureScaling: the ensemble puts all its weight.*6 sa"
+    ):
+        ensemble = tcil.EnsembleTemperatureScaling().fit(logits, labels)
+    assert (ensemble.result_.weights, ensemble.result_.verdict) == ((0.0, 0.0, 1.0), "uniform")
+    probs = ensemble.predict_proba(logits)
+    assert torch.equal(probs.argmax(1), logits.argmax(1))
+    torch.testing.assert_close(probs, torch.full((6, 3), 1 / 3).double())
+
+
+def test_the_largest_temperatures_keep_the_argmax():
+    scaling = tcil.TemperatureScaling()._fitted(tcil.TemperatureScaling._map(1e30), (0, 1, 2), None)
+    assert scaling.predict_proba([[1.0, 2.0, 3.0], [1.0, 2.0, 0.0]]).argmax(1).tolist() == [2, 1]
+    tiny = tcil.TemperatureScaling()._fitted(tcil.TemperatureScaling._map(1e-300), (0, 1, 2), None)
+    np.testing.assert_array_equal(tiny.predict_proba([[1e30, 2e30, -3e30], [-1e30, -2e30, -3e30]]), np.eye(3)[[1, 0]])
+
+
+def test_groups_without_a_temperature_are_said_aloud():
+    logits = torch.tensor([[3.0, 0, 0], [3, 0, 0], [3, 1, 0], [0, 0, 3], [0, 1, 3]])
+    with pytest.warns(tcil.CalibrationWarning, match="GroupTemperatureScaling, new group: every sample is classified"):
+        scaling = tcil.GroupTemperatureScaling().fit(logits, torch.tensor([0, 0, 1, 2, 2]), new_classes=[2])
+    assert scaling.result_.verdicts == ("ok", "all_correct")
+    with pytest.warns(
+        tcil.CalibrationWarning, match=r"new group: no sample is predicted into this group.*\(0 samples\)"
+    ):
+        scaling = tcil.GroupTemperatureScaling().fit(logits[:3], torch.tensor([0, 0, 1]), new_classes={2})
+    assert scaling.result_.verdicts == ("ok", "empty_group")
+    # Where every class is new, nobody expects old predictions: no warning.
+    first = tcil.GroupTemperatureScaling().fit(logits, torch.tensor([0, 0, 1, 2, 1]), new_classes=range(3))
+    assert first.result_.verdicts == ("empty_group", "ok")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tcil.calibration.arrays import at_least_float32
+from tcil.calibration.arrays import at_least_float32, mask_out
 from tcil.calibration.errors import invalid
 from tcil.calibration.features import (
     FeatureSource,
@@ -250,7 +250,7 @@ class Classifier:
                 self._exit.push(stack.pop_all())
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Logits of placed inputs, in at least float32; differentiable where gradients are enabled."""
+        """Logits of placed inputs, in at least float32, -inf where masked; differentiable where gradients are on."""
 
         def run(x: Tensor) -> Tensor:
             if self.width is not None:
@@ -278,11 +278,12 @@ class Classifier:
         return logits, at_least_float32(features[0].detach()).flatten(1)
 
     def input_gradient(
-        self, inputs: Tensor, choose: Callable[[Tensor], Tensor], pick: Callable[[Tensor], Tensor]
+        self, inputs: Tensor, choose: Callable[[Tensor, Tensor], Tensor], pick: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """The gradient of CE(x, target) with respect to x, over the logits that `pick` takes.
 
-        `choose` finds each sample's target class by its features, so that one forward pass serves both.
+        `choose` finds each sample's target class by its features, so that one forward pass serves both; it is also told
+        which classes are masked, since there is no way toward those.
         """
         with torch.enable_grad():
             x = self.place(inputs).detach().requires_grad_()
@@ -294,8 +295,9 @@ class Classifier:
                     "a differentiable model",
                     "Is there a torch.no_grad() or .detach() in its forward?",
                 )
-            targets = choose(features).to(logits.device)
-            loss = nn.functional.cross_entropy(pick(logits), targets, reduction="sum")
+            picked = pick(logits)
+            targets = choose(features, picked.detach() == -torch.inf).to(logits.device)
+            loss = nn.functional.cross_entropy(picked, targets, reduction="sum")
             (gradient,) = torch.autograd.grad(loss, x)
         return gradient
 
@@ -313,7 +315,7 @@ class Classifier:
             check_kind(logits)
         check_rows(logits, inputs)
         self.width = logits.shape[1]
-        return at_least_float32(logits)
+        return mask_out(at_least_float32(logits))
 
 
 def as_taken(model: nn.Module, inputs: Tensor) -> Tensor:

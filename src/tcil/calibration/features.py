@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import looks_like_probabilities
+from tcil.calibration.arrays import check_finite, gap_and_size, looks_like_probabilities, mask_out
 from tcil.calibration.errors import invalid
 
 # Where features come from: a module's name, a function x -> features, or that function with its head.
@@ -82,11 +82,12 @@ def check_kind(logits: Tensor) -> None:
 
 
 def check_rows(logits: Tensor, inputs: Tensor) -> None:
-    """One finite row of logits for each input."""
+    """One row of logits for each input, finite but for masked classes (-inf)."""
     if len(logits) != len(inputs):
         raise invalid("model", f"{len(logits)} rows of logits for {len(inputs)} inputs", "one row for each input")
-    if not bool(torch.isfinite(logits).all()):
-        raise invalid("model", "NaN or infinity among its logits", "finite logits")
+    if bool((torch.isnan(logits) | (logits == torch.inf)).any()):
+        raise invalid("model", "NaN or infinity among its logits", "finite logits, or -inf for a masked class")
+    check_finite(logits, "model")
 
 
 @dataclass(frozen=True)
@@ -430,9 +431,8 @@ def _mismatch(logits: Tensor, rerun: Callable[[], Tensor], exactly: bool) -> str
         if not exactly:
             return "" if _related(again, logits) else "differs from the logits by more than a scale and a shift"
         fine = 2e-2 if {again.dtype, logits.dtype} & _HALF else 1e-4
-        gap = (again.float() - logits.float()).abs().max().item()
-        scale = 1.0 + logits.float().abs().max().item()
-        return f"differs from the logits by up to {gap:.3g}" if not gap <= fine * scale else ""
+        gap, size = gap_and_size(mask_out(again), mask_out(logits))
+        return f"differs from the logits by up to {gap:.3g}" if not gap <= fine * (1.0 + size) else ""
     except (RuntimeError, TypeError, ValueError) as error:
         return f"fails: {str(error).splitlines()[0]}"
 

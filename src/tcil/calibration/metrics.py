@@ -4,11 +4,13 @@ Labels are columns of `probs` unless `classes` names the columns in label space.
 `groups`. With `groups` (one value per sample, for instance
 `predicted_groups(probs, new_classes)`), the result still is the pooled figure and carries the figure of each group in
 `by_group`: pooled calibration hides that one temperature leaves predicted-new classes over-confident and predicted-old
-classes under-confident. All figures are fractions, not percentages.
+classes under-confident. All figures are fractions, not percentages. Groups are numbers or text, not NaN. A class
+that has probability 0 throughout and no sample of its own (a masked one) takes no part.
 """
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
@@ -28,7 +31,10 @@ from tcil.calibration.arrays import (
     as_probabilities,
     as_tensor,
     as_weights,
+    at_least_float32,
+    check_finite,
     label_columns,
+    refuse_hidden,
     whole_number,
 )
 from tcil.calibration.errors import invalid
@@ -55,6 +61,7 @@ __all__ = [
 ]
 
 _Result = TypeVar("_Result")
+_MOST_BINS = _MOST_DRAWS = 1 << 20
 
 
 class Score(float):
@@ -130,15 +137,28 @@ class _Sample:
 def _by_group(metric: Callable[[_Sample], _Result], sample: _Sample, groups: ArrayLike | None) -> dict[Any, _Result]:
     if groups is None:
         return {}
-    keys = np.asarray(groups.cpu() if isinstance(groups, Tensor) else groups)
+    keys = _as_groups(groups)
     if keys.shape != sample.kept.shape:
         raise invalid("groups", f"shape {keys.shape}", f"({len(sample.kept)},), one group for each sample")
     keys = keys[sample.kept]
+    if missing := int((keys != keys).sum()):  # NaN and NaT, which equal nothing
+        raise invalid("groups", f"NaN for {missing} of {len(keys)} samples", "a group for each sample")
     try:
         found = np.unique(keys)
     except TypeError:
         raise invalid("groups", "values that cannot be ordered", "numbers or text, not both") from None
     return {key.item() if hasattr(key, "item") else key: metric(sample.take(keys == key)) for key in found}
+
+
+def _as_groups(groups: ArrayLike) -> npt.NDArray[Any]:
+    if isinstance(groups, Tensor):
+        own = as_tensor(groups, "groups").cpu()
+        return (own.float() if own.dtype == torch.bfloat16 else own).numpy()
+    refuse_hidden(groups, "groups")
+    try:
+        return np.asarray(groups)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise invalid("groups", f"{type(groups).__name__} ({error})", "one group for each sample") from None
 
 
 def _score(
@@ -166,12 +186,14 @@ def predicted_groups(
     ['old', 'new']
     """
     scores = as_tensor(probs, "probs")
-    if scores.ndim != 2:
+    if scores.ndim != 2 or scores.shape[1] == 0:
         raise invalid("probs", f"shape {tuple(scores.shape)}", "a matrix (samples, classes)")
+    scores = at_least_float32(scores)
+    check_finite(scores, "probs")
     names = tuple(range(scores.shape[1])) if classes is None else as_classes(classes, "classes")
     if len(names) != scores.shape[1]:
         raise invalid("classes", f"{len(names)} labels", f"{scores.shape[1]}, one for each column")
-    new = as_classes(new_classes, "new_classes")
+    new = as_classes(new_classes, "new_classes", ordered=False)
     if unknown := sorted(set(new) - set(names)):
         raise invalid("new_classes", f"the labels {unknown[:5]}", f"labels among the {len(names)} columns")
     is_new = np.isin(np.asarray(names), np.asarray(new))
@@ -300,7 +322,14 @@ def _refinement(s: _Sample) -> float:
 
 
 def _check_bins(n_bins: int) -> None:
-    whole_number(n_bins, "n_bins", 1)
+    whole_number(n_bins, "n_bins", 1, _MOST_BINS)
+
+
+def _check_share(value: Any, argument: str, expected: str, *, whole: bool) -> None:
+    """A number above 0 and below 1; where the `whole` is a share too, also 1."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+    if not real or not 0 < value <= 1 or (value == 1 and not whole):
+        raise invalid(argument, repr(value), expected)
 
 
 def _bin_of(confidence: Floats, n_bins: int) -> npt.NDArray[np.intp]:
@@ -347,7 +376,8 @@ def adaptive_calibration_error(
 ) -> Score:
     """AECE: as ECE, with bins of N // B samples in order of confidence, the remainder in the last.
 
-    With weights, a bin holds that share of the total weight, and a sample on an edge is split.
+    With weights, a bin holds that share of the total weight, and a sample on an edge is split. Of samples with the
+    same confidence those that are right come first, whatever the order of the rows.
 
     >>> from tcil import metrics
     >>> metrics.adaptive_calibration_error([[0.9, 0.1], [0.8, 0.2]], [0, 1], n_bins=2)
@@ -356,7 +386,7 @@ def adaptive_calibration_error(
     _check_bins(n_bins)
 
     def error(s: _Sample) -> float:
-        order = np.argsort(s.confidence, kind="stable")
+        order = np.lexsort((-s.correct, s.confidence))
         gap = (s.confidence - s.correct)[order]
         weight = s.weight[order] * (len(order) / s.weight.sum())
         ends = np.concatenate([[0.0], np.cumsum(weight)])
@@ -377,7 +407,7 @@ def classwise_calibration_error(
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
-    """The mean over classes of the binned calibration error of that class's probability.
+    """The mean over classes (those that take part) of the binned calibration error of that class's probability.
 
     >>> from tcil import metrics
     >>> round(metrics.classwise_calibration_error([[0.9, 0.1], [0.8, 0.2]], [0, 1]), 4)
@@ -391,7 +421,9 @@ def classwise_calibration_error(
         gap = s.weight[:, None] * s.probs
         gap[np.arange(n), s.labels] -= s.weight
         sums = np.bincount(cell.ravel(), weights=gap.ravel(), minlength=n_bins * k)
-        return float(np.abs(sums).sum() / (k * s.weight.sum()))
+        takes_part = np.asarray(s.probs.any(axis=0))
+        takes_part[s.labels] = True
+        return float(np.abs(sums).sum() / (int(takes_part.sum()) * s.weight.sum()))
 
     return _score(error, probs, labels, sample_weight, groups, classes)
 
@@ -517,7 +549,7 @@ def noise_floor(
     True
     """
     _check_bins(n_bins)
-    n_draws = whole_number(n_draws, "n_draws", 1)
+    n_draws, seed = whole_number(n_draws, "n_draws", 1, _MOST_DRAWS), whole_number(seed, "seed", 0)
     rows = as_probabilities(probs)
     sample = _Sample(rows, np.zeros(len(rows), dtype=np.int64), as_weights(sample_weight, len(rows)))._weighty()
 
@@ -588,9 +620,9 @@ def calibration_estimate(
     (0.4, True, True)
     """
     _check_bins(n_bins)
-    n_resamples = whole_number(n_resamples, "n_resamples", 1)
-    if not 0 < level < 1:
-        raise invalid("level", repr(level), "a number between 0 and 1, such as 0.95")
+    n_resamples = whole_number(n_resamples, "n_resamples", 1, _MOST_DRAWS)
+    seed = whole_number(seed, "seed", 0)
+    _check_share(level, "level", "a number between 0 and 1, such as 0.95", whole=False)
     sample = _Sample.checked(probs, labels, sample_weight, classes)
 
     def estimate(s: _Sample) -> CalibrationEstimate:
@@ -617,7 +649,7 @@ def calibration_estimate(
 
 def _risk_curve(s: _Sample) -> tuple[Floats, Floats]:
     """Weight and expected error in order of falling confidence; ties share their mean error, in any order."""
-    order = np.argsort(-s.confidence, kind="stable")
+    order = np.lexsort((s.weight, -s.confidence))
     _, tie = np.unique(-s.confidence[order], return_inverse=True)
     weight = s.weight[order]
     mass = np.bincount(tie, weights=weight)
@@ -664,8 +696,7 @@ def risk_at_coverage(
     >>> metrics.risk_at_coverage([[0.9, 0.1], [0.8, 0.2]], [0, 1], coverage=0.5)
     0.0
     """
-    if not 0 < coverage <= 1:
-        raise invalid("coverage", repr(coverage), "a share of the samples, above 0 and at most 1")
+    _check_share(coverage, "coverage", "a share of the samples, above 0 and at most 1", whole=True)
 
     def risk(s: _Sample) -> float:
         weight, error = _risk_curve(s)

@@ -114,4 +114,9 @@ class Verdict(Option):
     )
     NOT_IDENTIFIED = "not_identified", "the data identify no temperature; the model is left as it is"
     REMEMBERED = "remembered", "this task's data identify no temperature; what earlier tasks left is used"
-    UNIFORM = "uniform", "the ensemble puts all its weight on the uniform distribution"
+    UNIFORM = (
+        "uniform",
+        "the ensemble puts all its weight on the uniform distribution: the prediction leads by a rounding error only,"
+        " which is lost below float64",
+    )
+    EMPTY_GROUP = "empty_group", "no sample is predicted into this group, so its T is left at 1"

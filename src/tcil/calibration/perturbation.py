@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,25 +88,39 @@ class TargetChooser:
         self._square_norms = means.square().sum(dim=1)
         self._generator = torch.Generator().manual_seed(seed)
 
-    def __call__(self, features: Tensor, columns: Tensor) -> Tensor:
-        """Target columns (B,) for features (B, D) of exemplars of the classes `columns` (B,)."""
-        n_classes = len(self._means)
-        if self._policy is DirectionPolicy.RANDOM:
-            return (columns + self._draw(columns)) % n_classes
-        rows = max(1, _CHUNK_ELEMENTS // n_classes)
-        chunks = zip(features.split(rows), columns.split(rows), strict=True)
-        return torch.cat([self._by_distance(*chunk) for chunk in chunks])
+    def __call__(self, features: Tensor, columns: Tensor, masked: Tensor | None = None) -> Tensor:
+        """Target columns (B,) for features (B, D) of exemplars of the classes `columns` (B,).
 
-    def _by_distance(self, features: Tensor, columns: Tensor) -> Tensor:
+        Never one that is `masked` (B, K); an exemplar whose row has no other class keeps its own, which moves nothing.
+        """
+        n_classes = len(self._means)
+        barred = None
+        if masked is not None and bool(masked.any()):
+            barred = masked.cpu().clone()
+            barred[torch.arange(len(columns)), columns] = True
+        if self._policy is DirectionPolicy.RANDOM:
+            draws = self._draw(columns)
+            targets = (columns + draws) % n_classes if barred is None else _places_after(columns, draws, barred)
+        else:
+            rows = max(1, _CHUNK_ELEMENTS // n_classes)
+            targets = torch.cat(
+                [
+                    self._by_distance(features[i : i + rows], columns[i : i + rows], barred, i)
+                    for i in range(0, len(columns), rows)
+                ]
+            )
+        return targets if barred is None else torch.where(barred.all(dim=1), columns, targets)
+
+    def _by_distance(self, features: Tensor, columns: Tensor, barred: Tensor | None, start: int) -> Tensor:
         rows = features.detach().cpu().double()
         # Squared distance less the row's own |f|^2, which does not change which mean is nearest or farthest.
         distance = self._square_norms - 2.0 * rows @ self._means.T
-        own = torch.arange(len(rows)), columns
-        distance[own] = math.inf
+        never: Any = (torch.arange(len(rows)), columns) if barred is None else barred[start : start + len(rows)]
+        distance[never] = math.inf
         nearest = distance.argmin(dim=1)
         if self._policy is DirectionPolicy.CLOSEST:
             return nearest
-        distance[own] = -math.inf
+        distance[never] = -math.inf
         farthest = distance.argmax(dim=1)
         if self._policy is DirectionPolicy.FARTHEST:
             return farthest
@@ -118,6 +133,16 @@ class TargetChooser:
 
     def _draw(self, columns: Tensor) -> Tensor:
         return torch.randint(1, len(self._means), columns.shape, generator=self._generator)
+
+
+def _places_after(columns: Tensor, draws: Tensor, barred: Tensor) -> Tensor:
+    """The class that is `draws` places after each one, going round and counting only those that are not barred."""
+    n_classes = barred.shape[1]
+    going_round = (columns[:, None] + torch.arange(1, n_classes + 1)) % n_classes
+    free = ~barred.gather(1, going_round)
+    wanted = (draws - 1) % free.sum(dim=1).clamp(min=1) + 1
+    first = (free.cumsum(dim=1) >= wanted[:, None]).int().argmax(dim=1)
+    return going_round.gather(1, first[:, None]).squeeze(1)
 
 
 @dataclass(frozen=True)

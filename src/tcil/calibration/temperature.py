@@ -2,7 +2,8 @@
 
 In `b = 1/T` the mean cross-entropy `L(b) = mean(logsumexp(b z) - b z_y)` is convex, with
 `L'(b) = mean(E_softmax(bz)[z] - z_y)` and `L''(b) = mean(Var_softmax(bz)[z])`. So the optimum is the root of one
-increasing function, and the sets on which it has none are told by its two limits, in closed form.
+increasing function, and the sets on which it has none are told by its two limits, in closed form. Masked classes (-inf)
+are left out of every row's softmax and mean; a row with one class left says nothing of T.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tcil.calibration.arrays import ArrayLike, logits_and_columns
+from tcil.calibration.arrays import ArrayLike, logits_and_columns, whole_number, without_masked
 from tcil.calibration.options import Option, Verdict
 
 # Rows are widened to float64 this many elements at a time, so that the solve needs little beyond the logits.
@@ -87,13 +88,13 @@ def fit_temperature(
     >>> round(fit.temperature, 4), str(fit.verdict), fit.nll_after < fit.nll_before
     (2.2324, 'ok', True)
     """
-    solver = Solver.parse(solver, "solver")
+    solver, seed = Solver.parse(solver, "solver"), whole_number(seed, "seed", 0)
     z, y, _ = logits_and_columns(logits, labels, classes)
     return solve_temperature(z, y, solver, seed)
 
 
 def solve_temperature(z: Tensor, y: Tensor, solver: Solver = Solver.EXACT, seed: int = 0) -> TemperatureFit:
-    """TempOpt on checked logits and label columns."""
+    """TempOpt on checked logits (-inf where masked) and label columns."""
     loss = _Loss(z, y)
     temperature, verdict = 1.0, loss.verdict
     if verdict is Verdict.OK and solver is Solver.EXACT:
@@ -118,12 +119,13 @@ class _Loss:
 
     def __init__(self, z: Tensor, y: Tensor) -> None:
         self._z, self._y, self._n = z, y, len(z)
+        self._masked = bool(z.min() == -torch.inf)
         self._rows = max(1, _CHUNK_ELEMENTS // z.shape[1])
         self.spread = 1.0
-        self._only_chunk: tuple[Tensor, Tensor] | None = None
+        self._only_chunk: tuple[Tensor, Tensor, Tensor | None] | None = None
         above = below = spread = 0.0
-        for rows, own in self._chunks():
-            means = rows.mean(dim=1)
+        for rows, own, alive in self._chunks():
+            means = rows.mean(dim=1) if alive is None else rows.sum(dim=1) / alive.sum(dim=1)
             above += float(-own.sum())
             below += float((own - means).sum())
             spread += float(-means.sum())
@@ -132,12 +134,15 @@ class _Loss:
         if self._n <= self._rows:
             self._only_chunk = self._chunk(0)
 
-    def _chunk(self, start: int) -> tuple[Tensor, Tensor]:
+    def _chunk(self, start: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Shifted rows, their own entries, and which take part (None: all); those that do not are 0."""
         rows = self._z[start : start + self._rows].double()
         rows = (rows - rows.amax(dim=1, keepdim=True)) / self.spread
-        return rows, rows.gather(1, self._y[start : start + self._rows, None]).squeeze(1)
+        takes_part = (rows != -torch.inf).double() if self._masked else None
+        rows = without_masked(rows) if self._masked else rows
+        return rows, rows.gather(1, self._y[start : start + self._rows, None]).squeeze(1), takes_part
 
-    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         if self._only_chunk is not None:
             yield self._only_chunk
         else:
@@ -146,8 +151,8 @@ class _Loss:
     def at(self, c: float) -> tuple[float, float, float]:
         """L, L' and L'' with respect to c."""
         value = slope = curvature = 0.0
-        for rows, own in self._chunks():
-            weight = torch.exp(c * rows)
+        for rows, own, alive in self._chunks():
+            weight = torch.exp(c * rows) if alive is None else torch.exp(c * rows) * alive
             total = weight.sum(dim=1)
             weight /= total[:, None]
             mean = (weight * rows).sum(dim=1)
@@ -201,13 +206,14 @@ def _sgd(z: Tensor, y: Tensor, seed: int) -> float:
     epochs, batch_size, milestone = 100, 128, 50
     generator = torch.Generator().manual_seed(seed)
     z = z.double()
+    alive = without_masked(z)
     temperature = 1.0
     for epoch in range(epochs):
         rate = 0.1 if epoch < milestone else 0.01
         order = torch.randperm(len(z), generator=generator)
         for rows in order.split(batch_size):
-            logits = z[rows]
-            mean = (torch.softmax(logits / temperature, dim=1) * logits).sum(dim=1)
+            logits = alive[rows]
+            mean = (torch.softmax(z[rows] / temperature, dim=1) * logits).sum(dim=1)
             slope = float((mean - logits.gather(1, y[rows, None]).squeeze(1)).mean())
             temperature += rate * slope / temperature**2  # dL/dT = -L'(b) / T^2
             if not math.isfinite(temperature) or temperature == 0.0:

@@ -162,7 +162,7 @@ class Perturbed:
         with Classifier(exemplars.model) as classifier:
             self.steps = torch.cat(
                 [
-                    -classifier.input_gradient(images, lambda f, c=columns: choose(f, c), exemplars.pick).sign()  # type: ignore[misc]
+                    -classifier.input_gradient(images, lambda f, m, c=columns: choose(f, c, m), exemplars.pick).sign()  # type: ignore[misc]
                     for images, columns in exemplars.batches()
                 ]
             )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tcil.calibration.arrays import ArrayLike, Floats, logits_and_columns
 from tcil.calibration.calibrators.base import Calibrator
-from tcil.calibration.calibrators.inputs import BOUNDS
+from tcil.calibration.calibrators.inputs import BOUNDS, warn_unless_ok
 from tcil.calibration.calibrators.maps import CalibrationMap, EnsembleMap
 from tcil.calibration.options import Verdict
 
@@ -44,7 +44,8 @@ class EnsembleTemperatureScaling(Calibrator):
     """ETS: p = w0 softmax(z/T) + w1 softmax(z) + w2/K, T in [0.05, 5] and then w on the simplex, by squared error.
 
     Both steps are solved to their global optimum: T by a grid and a bounded search, w by enumerating the faces of
-    the simplex.
+    the simplex. K counts the classes that are not masked. All weight on the uniform part is the published answer where
+    the logits are worth nothing; the fit warns of it, and in float64 the prediction still leads, by a rounding error.
 
     >>> import torch, tcil
     >>> logits = 5 * torch.eye(3)[torch.tensor([0, 1, 2, 0])]
@@ -62,23 +63,25 @@ class EnsembleTemperatureScaling(Calibrator):
         z = z.double()
         onehot = torch.nn.functional.one_hot(y, z.shape[1]).double()
         temperature = _best_temperature(z, onehot)
-        plain = torch.softmax(z, dim=1)
-        scaled = torch.softmax(z / temperature, dim=1)
-        parts = torch.stack(
-            [scaled.flatten(), plain.flatten(), torch.full_like(plain, 1 / z.shape[1]).flatten()], dim=1
-        )
-        weights = _simplex_least_squares(parts.numpy(), onehot.flatten().numpy())
+        alive = z != -torch.inf
+        uniform = (1.0 / alive.double().sum(dim=1, keepdim=True)).expand_as(z)
+        plain, scaled = torch.softmax(z, dim=1)[alive], torch.softmax(z / temperature, dim=1)[alive]
+        onehot = onehot[alive]
+        parts = torch.stack([scaled, plain, uniform[alive]], dim=1)
+        weights = _simplex_least_squares(parts.numpy(), onehot.numpy())
         mixed = parts @ torch.from_numpy(weights)
         result = EnsembleFit(
             temperature,
             (float(weights[0]), float(weights[1]), float(weights[2])),
             float((plain - onehot).square().mean()),
-            float((mixed - onehot.flatten()).square().mean()),
+            float((mixed - onehot).square().mean()),
             Verdict.UNIFORM if weights[2] == 1.0 else Verdict.OK,
             len(z),
         )
         mapping = EnsembleMap(torch.tensor(temperature, dtype=torch.float64), torch.from_numpy(weights))
-        return self._fitted(mapping, names, result)
+        self._fitted(mapping, names, result)
+        warn_unless_ok(result.verdict, "EnsembleTemperatureScaling", result.n_samples)
+        return self
 
 
 def _best_temperature(z: Tensor, onehot: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from tcil.calibration.arrays import as_classes
-from tcil.calibration.errors import invalid
+from tcil.calibration.errors import CalibrationWarning, invalid
+from tcil.calibration.options import Verdict
 
 
 def new_class_mask(new_classes: Iterable[Any], classes: tuple[int, ...]) -> Tensor:
     """Which columns are new; every new class must be one of `classes`."""
-    new = as_classes(new_classes, "new_classes")
+    new = as_classes(new_classes, "new_classes", ordered=False)
     unknown = sorted(set(new) - set(classes))
     if unknown:
         raise invalid(
@@ -36,9 +38,19 @@ def positive(value: Any, argument: str) -> float:
     """A positive number, as a float; also a tensor or array of one."""
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < float("inf"):
+    real = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+    if not real or not 0 < value < float("inf"):
         raise invalid(argument, repr(value), "a positive number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise invalid(argument, "a number beyond float64", "a positive number") from None
+
+
+def warn_unless_ok(verdict: Verdict, who: str, n_samples: int) -> None:
+    """Say that the logits identified no temperature, or nothing else."""
+    if verdict is not Verdict.OK:
+        warnings.warn(f"{who}: {verdict.meaning} ({n_samples} samples)", CalibrationWarning, stacklevel=3)
 
 
 def missing_valid() -> ValueError:

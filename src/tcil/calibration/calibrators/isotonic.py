@@ -32,8 +32,9 @@ class IsotonicFit:
 class MulticlassIsotonic(Calibrator):
     """IRM: an isotonic regression of all N*K one-hot entries on all N*K probabilities, then rows divided by their sum.
 
-    A slope of 1e-9 is added so that the argmax stays where the regression is flat; this needs float64, which is what
-    `transform` returns.
+    A slope of 1e-9 is added so that the argmax stays where the regression is flat, and where that is not enough the
+    class of the largest logit leads by a rounding error; both need float64, which is what `transform` returns. Masked
+    entries are left out.
 
     >>> import torch, tcil
     >>> logits = 5 * torch.eye(3)[torch.tensor([0, 1, 2, 0])]
@@ -48,8 +49,9 @@ class MulticlassIsotonic(Calibrator):
     def fit(self, logits: ArrayLike, labels: ArrayLike, *, classes: Iterable[Any] | None = None) -> Self:
         """Fit on logits (N, K) and labels (N,); `classes` names the columns (default 0..K-1)."""
         z, y, names = logits_and_columns(logits, labels, classes)
-        probs = torch.softmax(z.double(), dim=1).flatten().numpy()
-        hits = torch.nn.functional.one_hot(y, z.shape[1]).double().flatten().numpy()
+        alive = z != -torch.inf
+        probs = torch.softmax(z.double(), dim=1)[alive].numpy()
+        hits = torch.nn.functional.one_hot(y, z.shape[1])[alive].double().numpy()
         # Probabilities that are equal up to rounding are one point of the regression, with the mean of their hits.
         points, place = np.unique(probs, return_inverse=True)
         first = np.append(True, np.diff(points) > 1e-15 * points[1:])

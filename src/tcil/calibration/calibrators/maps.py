@@ -1,13 +1,17 @@
-"""The fitted functions from logits to calibrated log-probabilities: small modules, so that they save and export."""
+"""The fitted functions from logits to calibrated log-probabilities: small modules, so that they save and export.
+
+A masked class (see `arrays`) has probability 0 and log-probability -inf in all of them.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from tcil.calibration.arrays import mask_out
 
 NARROW = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
@@ -24,8 +28,29 @@ def _is_flags(value: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def wide(logits: Tensor) -> Tensor:
-    """Float64, so that no argmax is lost to rounding; float32 on devices that have nothing wider."""
-    return logits.float() if logits.device.type == "mps" else logits.double()
+    """Float64, so that no argmax is lost to rounding (float32 on devices with nothing wider), -inf where masked."""
+    return mask_out(logits.float() if logits.device.type == "mps" else logits.double())
+
+
+def log_softmax_at(z: Tensor, temperature: Tensor) -> Tensor:
+    """log softmax(z / T); a row whose z / T leaves the floating-point range is shifted first, which changes nothing."""
+    scaled = z / temperature
+    fine = torch.isfinite(scaled.amax(dim=1, keepdim=True))
+    if torch.compiler.is_compiling() or not bool(fine.all()):
+        scaled = torch.where(fine, scaled, (z - z.amax(dim=1, keepdim=True)) / temperature)
+    return keep_argmax(torch.log_softmax(scaled, dim=1), z)
+
+
+def keep_argmax(log_probs: Tensor, z: Tensor) -> Tensor:
+    """Where another class has caught up with that of the largest logit, the latter gets the least lead that shows."""
+    if not torch.compiler.is_compiling() and torch.equal(log_probs.argmax(dim=1), z.argmax(dim=1)):
+        return log_probs
+    top = z == z.amax(dim=1, keepdim=True)
+    lead = log_probs.masked_fill(~top, torch.inf).amin(dim=1, keepdim=True)
+    ahead = log_probs.masked_fill(top, -torch.inf).amax(dim=1, keepdim=True)
+    caught_up = ahead >= lead
+    margin = 8 * torch.finfo(log_probs.dtype).eps * (1 + ahead.abs())
+    return torch.where(caught_up & top, ahead + margin, log_probs)
 
 
 class CalibrationMap(nn.Module):
@@ -86,7 +111,7 @@ class TemperatureMap(CalibrationMap):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        return torch.log_softmax(wide(logits) / self.temperature, dim=1)
+        return log_softmax_at(wide(logits), self.temperature)
 
 
 class GroupTemperatureMap(CalibrationMap):
@@ -107,14 +132,15 @@ class GroupTemperatureMap(CalibrationMap):
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
         group = self.is_new[logits.argmax(dim=1)]
-        return torch.log_softmax(wide(logits) / self.temperatures[group.long()][:, None], dim=1)
+        return log_softmax_at(wide(logits), self.temperatures[group.long()][:, None])
 
 
 class PriorAdjustedMap(CalibrationMap):
     """q = log softmax(z / T + b [class is old]); where q would move the prediction, the other classes are evened out.
 
     With `keep`, the most probable class stays that of z, with q as its confidence: where others have more, these are
-    mixed with the uniform distribution until none does. A confidence below 1 / K becomes 1 / K.
+    mixed with the uniform distribution until none does. A confidence below 1 / K becomes 1 / K. K counts the classes
+    that are not masked in the row.
     """
 
     temperature: Tensor
@@ -136,23 +162,27 @@ class PriorAdjustedMap(CalibrationMap):
         """Calibrated log-probabilities, (N, K)."""
         z = wide(logits)
         log_q = torch.log_softmax(z / self.temperature + self.bias * (~self.is_new), dim=1)
-        top, n = z.argmax(dim=1, keepdim=True), z.shape[1]
+        top, alive = z.argmax(dim=1, keepdim=True), z != -torch.inf
+        n = alive.sum(dim=1, keepdim=True).to(z.dtype)
         mine = torch.zeros_like(log_q, dtype=torch.bool).scatter(1, top, True)
         overtaken = self.keep & (log_q.argmax(dim=1, keepdim=True) != top)
         # Rows that need nothing are put aside: a logarithm of zero there would spoil their gradients.
-        rows = torch.where(overtaken, log_q, torch.full_like(log_q, -math.log(n)))
+        rows = torch.where(overtaken, log_q, (-n.log()).expand_as(log_q))
         # The margins are such that the prediction also stays when probabilities are rounded to float32.
-        confidence = rows.gather(1, top).exp().clamp(min=(1 + 2e-5) / n)
+        confidence = torch.maximum(rows.gather(1, top).exp(), (1 + 2e-5) / n)
         rest = torch.softmax(rows.masked_fill(mine, -torch.inf), dim=1)
-        most, uniform = rest.amax(dim=1, keepdim=True), 1 / (n - 1)
+        most, uniform = rest.amax(dim=1, keepdim=True), alive / (n - 1).clamp(min=1)
         room = (1 - 1e-5) * confidence / (1 - confidence)
-        mix = ((most - room) / (most - uniform).clamp(min=1e-12)).clamp(0, 1)
+        mix = ((most - room) / (most - 1 / (n - 1).clamp(min=1)).clamp(min=1e-12)).clamp(0, 1)
         evened = torch.where(mine, confidence, (1 - confidence) * ((1 - mix) * rest + mix * uniform))
-        return torch.where(overtaken, evened.log(), log_q)
+        return torch.where(overtaken & alive, torch.where(alive, evened, 1.0).log(), log_q)
 
 
 class EnsembleMap(CalibrationMap):
-    """log(w0 softmax(z / T) + w1 softmax(z) + w2 / K)."""
+    """log(w0 softmax(z / T) + w1 softmax(z) + w2 / K), K the classes that are not masked in the row.
+
+    With w = (0, 0, 1) the class of the largest logit leads by as much as float64 can tell.
+    """
 
     temperature: Tensor
     weights: Tensor
@@ -171,9 +201,10 @@ class EnsembleMap(CalibrationMap):
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
         z = wide(logits)
+        alive = z != -torch.inf
         mixed = self.weights[0] * torch.softmax(z / self.temperature, dim=1) + self.weights[1] * torch.softmax(z, dim=1)
-        mixed = mixed + self.weights[2] / z.shape[1]
-        return (mixed / mixed.sum(dim=1, keepdim=True)).log()
+        mixed = mixed + alive * (self.weights[2] / alive.to(z.dtype).sum(dim=1, keepdim=True))
+        return keep_argmax((mixed / mixed.sum(dim=1, keepdim=True)).log(), z)
 
 
 class IsotonicMap(CalibrationMap):
@@ -196,11 +227,13 @@ class IsotonicMap(CalibrationMap):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        probs = torch.softmax(wide(logits), dim=1)
+        z = wide(logits)
+        probs = torch.softmax(z, dim=1)
         inside = probs.clamp(self.knots[0], self.knots[-1])
         right = torch.searchsorted(self.knots, inside.contiguous()).clamp(1, self.knots.shape[0] - 1)
         x0, x1 = self.knots[right - 1], self.knots[right]
         y0, y1 = self.values[right - 1], self.values[right]
         # The tie-break 1e-9 p keeps the argmax where iso is flat; it needs float64 to be seen beside iso(p).
         steps = y0 + (y1 - y0) * ((inside - x0) / (x1 - x0)) + 1e-9 * probs
-        return (steps / steps.sum(dim=1, keepdim=True)).log()
+        steps = steps.masked_fill(z == -torch.inf, 0.0)
+        return keep_argmax((steps / steps.sum(dim=1, keepdim=True)).log(), z)

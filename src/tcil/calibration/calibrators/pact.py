@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from tcil.calibration import random_state
-from tcil.calibration.arrays import as_classes
+from tcil.calibration.arrays import as_classes, without_masked
 from tcil.calibration.calibrators.base import Calibrator
 from tcil.calibration.calibrators.inputs import positive
 from tcil.calibration.calibrators.maps import CalibrationMap, PriorAdjustedMap
@@ -197,7 +197,7 @@ class PACT(Calibrator):
             raise invalid("history", given, "history_ of the PACT of the task before", "It would count its data twice.")
         with random_state.preserved(memory, valid):
             if imbalance is None and new_classes is not None:
-                new_classes = as_classes(new_classes, "new_classes")
+                new_classes = as_classes(new_classes, "new_classes", ordered=False)
                 known = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack).labels
                 if known is not None and set(known.tolist()) - set(new_classes):  # told before any work
                     raise _no_imbalance()
@@ -389,14 +389,15 @@ def _laplace(logits: Tensor, columns: Tensor, mean: float, variance: float) -> t
     z = logits.double()
     if z.shape[1] < 2:
         return None
-    own = z.gather(1, columns[:, None]).squeeze(1)
+    alive = without_masked(z)
+    own = alive.gather(1, columns[:, None]).squeeze(1)
 
     def at(log_t: float) -> tuple[float, float]:
         """Slope of the cross-entropy in log T, and its curvature as expected under the softmax."""
         p = torch.softmax(z * math.exp(-log_t), dim=1)
-        average = (p * z).sum(dim=1)
+        average = (p * alive).sum(dim=1)
         slope = float((own - average).sum()) * math.exp(-log_t)
-        return slope, float(((p * z.square()).sum(dim=1) - average.square()).sum()) * math.exp(-2 * log_t)
+        return slope, float(((p * alive.square()).sum(dim=1) - average.square()).sum()) * math.exp(-2 * log_t)
 
     # Likelihood and prior fall away from their modes, so that the sum has its highest point between.
     alone = solve_temperature(logits, columns)
@@ -426,7 +427,7 @@ def _temperature(logits: Tensor, columns: Tensor) -> tuple[float, float] | None:
     if logits.shape[1] < 2 or n < _FEWEST or (fit := solve_temperature(logits, columns)).verdict is not Verdict.OK:
         return None
     z = logits.double() / fit.temperature
-    p = torch.softmax(z, dim=1)
+    p, z = torch.softmax(z, dim=1), without_masked(z)
     mean = (p * z).sum(dim=1)
     score = z.gather(1, columns[:, None]).squeeze(1) - mean  # d NLL / d log T, a row each
     curvature = float(((p * z.square()).sum(dim=1) - mean.square() - score).mean())
@@ -450,12 +451,18 @@ def _label_shift(
     odds = torch.logsumexp(old, dim=1) - torch.logsumexp(new, dim=1) + share.log()
     mean = torch.logsumexp(odds, dim=0)
     weight = torch.exp(odds - mean)  # sums to 1
-    if len(columns) < _FEWEST or len(columns.unique()) < new.shape[1]:
+    if len(columns) < _FEWEST or len(columns.unique()) < new.shape[1] or not math.isfinite(mean):
         return None
-    slopes = (torch.softmax(old, dim=1) * old).sum(dim=1) - (torch.softmax(new, dim=1) * new).sum(dim=1)
+    slopes = _mean_logit(old) - _mean_logit(new)
     variance = float((weight - share).square().sum())
     bias = math.log(old.shape[1] / new.shape[1]) - float(mean)
     return bias, float((weight * slopes).sum()), math.sqrt(variance)
+
+
+def _mean_logit(z: Tensor) -> Tensor:
+    """The mean logit of each row under its own softmax; 0 where every class of it is masked."""
+    means: Tensor = (torch.softmax(z, dim=1).nan_to_num(0.0) * without_masked(z)).sum(dim=1)
+    return means
 
 
 def _equal_classes(columns: Tensor) -> Tensor:
@@ -476,15 +483,21 @@ def _joint_fit(
     z, y = torch.cat([new[0], old[0]]).double(), torch.cat([new[1], old[1]])
     share = float(is_new.double().mean())
     weight = torch.cat([share * _equal_classes(new[1]), (1 - share) * _equal_classes(old[1])])
-    z = z - z.mean(dim=1, keepdim=True)
-    spread = float(z.std()) or 1.0
+    alive = z != -torch.inf
+    if bool(alive.all()):
+        z = z - z.mean(dim=1, keepdim=True)
+        spread = float(z.std()) or 1.0
+    else:
+        z = without_masked(z)
+        z = (z - z.sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True)) * alive
+        spread = float(z[alive].std()) or 1.0
     z = z / spread
     is_old = (~is_new).double()
     own = torch.stack([z.gather(1, y[:, None]).squeeze(1), is_old[y]], dim=1)
 
     def loss(point: Tensor) -> tuple[float, Tensor, Tensor]:
         """The value, the gradient's part of each row, and the curvature."""
-        log_p = torch.log_softmax(point[0] * z + point[1] * is_old, dim=1)
+        log_p = torch.log_softmax((point[0] * z + point[1] * is_old).masked_fill(~alive, -torch.inf), dim=1)
         p = log_p.exp()
         mean_z, mean_old = (p * z).sum(dim=1), (p * is_old).sum(dim=1)
         scores = weight[:, None] * (torch.stack([mean_z, mean_old], dim=1) - own)

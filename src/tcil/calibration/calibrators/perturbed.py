@@ -13,7 +13,13 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from tcil.calibration import random_state
-from tcil.calibration.arrays import classes_and_columns, label_columns, pick_columns, whole_number
+from tcil.calibration.arrays import (
+    check_own_unmasked,
+    classes_and_columns,
+    label_columns,
+    pick_columns,
+    whole_number,
+)
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import BOUNDS, missing_valid, positive
 from tcil.calibration.calibrators.maps import CalibrationMap
@@ -158,8 +164,11 @@ class PerturbedTemperatureScaling(SingleTemperature):
                     return float((logits_at(noise).argmax(dim=1) == own).double().mean())
 
                 clean = pick_columns(clean, len(names), places)
+                check_own_unmasked(clean, own, names, "valid labels")
                 clean_accuracy = float((clean.argmax(dim=1) == own).double().mean())
-                targets = np.linspace(clean_accuracy, 1 / len(names), self.n_levels).tolist()
+                alive = clean != -torch.inf
+                chance = 1 / len(names) if bool(alive.all()) else float((1 / alive.double().sum(dim=1)).mean())
+                targets = np.linspace(clean_accuracy, chance, self.n_levels).tolist()
                 if self.search is NoiseSearch.MONOTONE:
                     levels = monotone_levels(accuracy_at, targets)
                 else:

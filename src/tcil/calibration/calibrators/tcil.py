@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration import random_state, ranks
-from tcil.calibration.arrays import as_classes, classes_and_columns, label_columns, pick_columns, whole_number
+from tcil.calibration.arrays import (
+    as_classes,
+    check_own_unmasked,
+    classes_and_columns,
+    label_columns,
+    pick_columns,
+    whole_number,
+)
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.inputs import missing_valid, new_class_mask, positive
 from tcil.calibration.classifier import Classifier, UsedWeights
@@ -199,7 +206,7 @@ class TCIL(SingleTemperature):
             raise missing_valid()
         if new_classes is None:
             raise invalid("new_classes", "None", "the labels of the newest task, such as range(90, 100)")
-        new = as_classes(new_classes, "new_classes")
+        new = as_classes(new_classes, "new_classes", ordered=False)
         names, places = classes_and_columns(classes, columns)
         with random_state.preserved(memory, valid):
             exemplars = ExampleStream(
@@ -257,7 +264,7 @@ class TCIL(SingleTemperature):
 
         def step_of(inputs: Tensor, columns: Tensor) -> Tensor:
             """The unit perturbation: against the gradient of CE toward the target class."""
-            return -classifier.input_gradient(inputs, lambda f: choose(f, columns), survey.pick).sign()
+            return -classifier.input_gradient(inputs, lambda f, masked: choose(f, columns, masked), survey.pick).sign()
 
         def pushed_logits(inputs: Tensor, steps: Tensor, magnitude: float) -> Tensor:
             with torch.no_grad():
@@ -411,6 +418,7 @@ def _survey(
                 columns = label_columns(labels, names, "memory labels", width)
                 if names is not None:
                     logits = pick_columns(logits, len(names), places)
+                check_own_unmasked(logits, columns, names, "memory labels")
                 logits_kept.append(logits[rows.to(logits.device)].cpu())
                 if together.owns(number):
                     means.add(features, columns)
@@ -464,6 +472,7 @@ def _valid_logits(
     logits, labels = stream_logits(classifier, validation, noted)
     columns = _check_valid(labels, survey.classes, survey.new_labels)
     rows = survey.is_new[columns]
+    check_own_unmasked(survey.pick(logits), columns, survey.classes, "valid labels")
     return survey.pick(logits)[rows], columns[rows], int((~rows).sum()), scale
 
 

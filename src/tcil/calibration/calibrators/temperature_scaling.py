@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -12,9 +11,9 @@ import torch
 
 from tcil.calibration.arrays import ArrayLike, as_classes, as_logits, logits_and_columns, whole_number
 from tcil.calibration.calibrators.base import Calibrator, SingleTemperature
-from tcil.calibration.calibrators.inputs import new_class_mask
+from tcil.calibration.calibrators.inputs import new_class_mask, warn_unless_ok
 from tcil.calibration.calibrators.maps import CalibrationMap, GroupTemperatureMap
-from tcil.calibration.errors import CalibrationWarning, invalid
+from tcil.calibration.errors import invalid
 from tcil.calibration.options import Verdict
 from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature
 
@@ -49,7 +48,7 @@ class TemperatureScaling(SingleTemperature):
         z, y, names = logits_and_columns(logits, labels, classes)
         result = solve_temperature(z, y, Solver(self.solver), self.seed)
         self._fitted(self._map(result.temperature), names, result)
-        warn_unless_ok(result, "TemperatureScaling")
+        warn_unless_ok(result.verdict, "TemperatureScaling", result.n_samples)
         return self
 
 
@@ -91,7 +90,7 @@ class FirstTaskTemperatureScaling(SingleTemperature):
             "verdict": str(result.verdict),
         }
         self._fitted(self._map(result.temperature), names, result, history=memo)
-        warn_unless_ok(result, "FirstTaskTemperatureScaling")
+        warn_unless_ok(result.verdict, "FirstTaskTemperatureScaling", result.n_samples)
         return self
 
     def _recall(self, history: dict[str, Any], logits: ArrayLike | None, classes: Iterable[Any] | None) -> Self:
@@ -116,15 +115,9 @@ class FirstTaskTemperatureScaling(SingleTemperature):
         return self._fitted(self._map(result.temperature), names, result, history=dict(memo))
 
 
-def warn_unless_ok(fit: TemperatureFit, who: str) -> None:
-    """Say that the logits identified no temperature."""
-    if fit.verdict is not Verdict.OK:
-        warnings.warn(f"{who}: {fit.verdict.meaning} ({fit.n_samples} samples)", CalibrationWarning, stacklevel=3)
-
-
 @dataclass(frozen=True)
 class GroupTemperatureFit:
-    """The two fits of `GroupTemperatureScaling`, by predicted group.
+    """The two fits of `GroupTemperatureScaling`, by predicted group; None for a group that nothing is predicted into.
 
     >>> import tcil
     >>> [name for name in tcil.GroupTemperatureFit.__dataclass_fields__]
@@ -140,13 +133,19 @@ class GroupTemperatureFit:
         old, new = (1.0 if fit is None else fit.temperature for fit in (self.old, self.new))
         return old, new
 
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """That of the old group, then that of the new one."""
+        return tuple(Verdict.EMPTY_GROUP if fit is None else fit.verdict for fit in (self.old, self.new))
+
 
 @dataclass(eq=False, kw_only=True)
 class GroupTemperatureScaling(Calibrator):
     """One temperature for samples predicted as old classes and one for those predicted as new.
 
     Needs labelled logits of all classes (old-task validation data, or an oracle), so it is never ranked with the
-    calibrators that do without. A group that nothing is predicted into keeps T = 1.
+    calibrators that do without. A group that nothing is predicted into keeps T = 1, and the fit warns of it where the
+    group has classes at all; so does a group whose samples identify no temperature.
 
     >>> import torch, tcil
     >>> logits = torch.tensor([[3.0, 0, 0], [3, 0, 0], [3, 0, 0], [0, 0, 3], [0, 0, 3], [0, 0, 3], [0, 0, 3]])
@@ -181,4 +180,9 @@ class GroupTemperatureScaling(Calibrator):
         )
         result = GroupTemperatureFit(old, new)
         mapping = GroupTemperatureMap(torch.tensor(result.temperatures, dtype=torch.float64), is_new)
-        return self._fitted(mapping, names, result)
+        self._fitted(mapping, names, result)
+        has_classes = not bool(is_new.all()), True
+        for name, fit, verdict, expected in zip(("old", "new"), (old, new), result.verdicts, has_classes, strict=True):
+            if expected:
+                warn_unless_ok(verdict, f"GroupTemperatureScaling, {name} group", 0 if fit is None else fit.n_samples)
+        return self
