@@ -38,6 +38,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
 
 # Ratios side by side, kept per commit under docs/results/bench; TCIL_DATA=DIR for the authors' checkpoint.
 bench: $(VENV)/.dev

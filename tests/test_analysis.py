@@ -92,12 +92,12 @@ def test_stopped_and_started_again_it_goes_on_with_that_task(run, make_run):
     ],
 )
 def test_of_other_results_or_an_older_version_it_is_made_anew(run, make_run, change):
-    whole = analyse(run, lambda _: None)
+    whole, kept = analyse(run, lambda _: None), {"old": None, "new": 0.125}
     run.store.write_json("analysis.json", change(whole))
-    run.store.write_json("task-00/analysis.json", {**whole["tasks"][0], "format": FORMAT, "accuracy": "kept"})
+    run.store.write_json("task-00/analysis.json", {**whole["tasks"][0], "format": FORMAT, "accuracy": kept})
     run.store.write_json("task-01/analysis.json", {**whole["tasks"][1], "format": FORMAT, "magnitude": 0.5})
     again = analyse(make_run(), lambda _: None)
-    assert again["tasks"][0]["accuracy"] == "kept"  # a part that fits is used
+    assert again["tasks"][0]["accuracy"] == kept  # a part that fits is used
     assert again["tasks"][1:] == whole["tasks"][1:]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import json
+import os
 import random
 import signal
 import sys
@@ -15,11 +16,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load
 
+import tcil.calibration.storage as storage
 import tcil.experiments.commands as commands
 import tcil.experiments.executors as executors
 import tcil.experiments.locks as locks
+import tcil.experiments.run as run
 import tcil.experiments.stopping as stopping
 import tcil.experiments.store as store
+import tcil.experiments.sweep as sweep
 import tcil.incremental.training as training
 
 spec = importlib.util.spec_from_file_location(
@@ -59,6 +63,12 @@ def at_least_one(inject):
     assert any(inject() for _ in range(6))
 
 
+def again_and_again(inject):
+    """Until it does harm, which not every moment does."""
+    for _ in range(20):
+        inject()
+
+
 # protections, taken out -----------------------------------------------------------------------------------------
 
 
@@ -78,23 +88,39 @@ def no_rename():
         try:
             path.write_bytes(content)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error
+            raise OSError(error.errno, f"could not be written ({error.strerror})", str(path)) from error
 
     store.replace_file = write
 
 
 def no_checksums():
-    def plain_json(content):
+    def plain_json(content, name):
         record = json.loads(content)
         record.pop("checksum", None)
         return record
 
-    def plain_tensors(content):
+    def plain_tensors(content, name):
         size = int.from_bytes(content[:8], "little")
         words = json.loads(content[8 : 8 + size])["__metadata__"]["note"].split(" ")
         return load(content), dict(word.split("=", 1) for word in words)
 
     store.open_json, store.open_tensors = plain_json, plain_tensors
+
+
+def no_flush():
+    os.fsync = lambda file: None
+
+
+def no_flush_of_folders():
+    storage.sync_folder = lambda path: None
+
+
+def no_watch():
+    sweep.Watch.hung = lambda self, running: []
+
+
+def any_format():
+    run.check_format = lambda found, where: None
 
 
 def no_lock():
@@ -147,6 +173,15 @@ def test_a_killed_ray_node_is_the_end_without_retries(lab, cluster):
         at_least_one(lambda: faults.killed_node(lab, cluster, no_retries))
 
 
+@on_ray
+def test_the_head_of_ray_is_lost(lab):
+    def impatient():
+        executors.LOST_AFTER = 3.0
+
+    with faults.RayCluster().joined() as own:  # it does not outlive its head
+        at_least_one(lambda: faults.lost_head(lab, own, impatient))
+
+
 def test_a_write_fails(lab):
     for _ in range(2):
         assert faults.failed_write(lab) == 1
@@ -155,6 +190,55 @@ def test_a_write_fails(lab):
 def test_a_failed_write_destroys_without_the_rename(lab):
     with pytest.raises(faults.Lost, match="is not as it was before"):
         faults.failed_write(lab, no_rename)
+
+
+def test_the_disk_is_full(lab):
+    assert faults.full_disk(lab) == 1
+
+
+def test_the_disk_is_full_where_nothing_can_be_mounted(lab, monkeypatch):
+    monkeypatch.setattr(faults, "can_mount", lambda: False)
+    assert faults.full_disk(lab) == 1
+
+
+def test_a_full_disk_destroys_without_the_rename(lab):
+    with pytest.raises(faults.Lost, match="is damaged"):
+        again_and_again(lambda: faults.full_disk(lab, no_rename))
+
+
+def test_the_power_fails(lab):
+    for _ in range(3):
+        at_least_one(lambda: faults.power_cut(lab))
+
+
+@pytest.mark.parametrize("patch", [no_flush, no_flush_of_folders])
+def test_a_power_cut_takes_what_was_not_flushed(lab, patch):
+    with pytest.raises(faults.Lost, match=r"is lost in the power cut|is damaged"):
+        again_and_again(lambda: faults.power_cut(lab, patch))
+
+
+def test_two_versions_on_one_folder(lab):
+    assert faults.two_versions(lab) == 1
+
+
+def test_another_format_is_overwritten_unless_it_is_looked_at(lab):
+    with pytest.raises(faults.Lost):
+        faults.two_versions(lab, any_format)
+
+
+@pytest.mark.parametrize("stroke", ["memory refused to torch", "killed for its memory", "halted"])
+def test_a_worker_without_memory_or_hung(lab, stroke):
+    assert faults.struck_worker(lab, stroke) == 1
+
+
+def test_a_worker_without_memory_is_the_end_without_retries(lab):
+    with pytest.raises(faults.Lost, match="did not get over it"):
+        faults.struck_worker(lab, "memory refused to Python", no_retries)
+
+
+def test_a_hung_worker_hangs_the_sweep_unless_watched(lab):
+    with pytest.raises(faults.Lost, match="it hangs"):
+        faults.struck_worker(lab, "waiting for ever", no_watch, patience=20)
 
 
 def test_a_file_is_damaged(lab):

@@ -99,7 +99,9 @@ class TestRunFolder:
         whole = import_run(source, tmp_path / "in", data=None, calibrators=NAMES)
         for index, n_seen in enumerate((2, 4)):
             folder = tmp_path / "in" / f"task-{index:02d}"
-            assert RunFolder(folder).read_json("results.json") == json.loads(json.dumps(whole["tasks"][index]))
+            assert RunFolder(folder.parent).read_json(f"{folder.name}/results.json") == json.loads(
+                json.dumps(whole["tasks"][index])
+            )
             stored = load_file(folder / "logits.safetensors")
             parts = ("test", "pool", "memory", "reserve")
             assert set(stored) == {f"{part}_{kind}" for part in parts for kind in ("logits", "columns")}

@@ -54,7 +54,7 @@ class Reference:
 def slow_open(path, mode="r", *args, **kwargs):
     """`Path.open` on a slow disk: half of what is written is there long before the other half."""
     file = REAL_OPEN(path, mode, *args, **kwargs)
-    if mode != "wb":
+    if mode not in ("wb", "xb"):
         return file
     write = file.write
 

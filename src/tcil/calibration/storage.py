@@ -7,6 +7,7 @@ of format version 1 have no checksum; what they hold is checked as strictly.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import math
 import os
@@ -46,6 +47,8 @@ _WANTED = (
     "array_file",
 )
 _INLINE_ELEMENTS = 16  # arrays up to this size are written into the JSON itself
+# Storage that has no such thing as a folder that is flushed; nothing is lost there by not asking for it.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 _LARGEST_JSON, _LARGEST_ARRAYS = 1 << 26, 1 << 32  # bytes; a calibrator has a few thousand
 _OF_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
@@ -248,9 +251,10 @@ def _from_inline(entry: dict[str, Any]) -> Tensor:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one.
+    """Write beside the target, flush to disk, rename, and flush the folder: a reader sees the old file or the new one.
 
-    Where it cannot be written (a full disk, say), the error names the file, the old one stays, and no part is left.
+    After a power cut as well: the content is on disk before its name is, and once this returns both are. Where it
+    cannot be written (a full disk, say), the error names the file, the old one stays, and no part is left.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")  # a name that nobody can foresee
     try:
@@ -267,3 +271,26 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing, so that a power cut does not take them away again."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the names in a folder to disk, where its storage can."""
+    try:
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            reason = f"could not be flushed to disk ({error.strerror or error}); a power cut may undo the last write"
+            raise OSError(error.errno, reason, str(path)) from error

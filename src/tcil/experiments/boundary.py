@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tcil.calibration.errors import invalid
+from tcil.calibration.storage import make_folder
 
 
 def check_entries(folder: Path) -> None:
@@ -50,7 +51,7 @@ def make_task_folder(path: Path) -> None:
     _check(path)
     if path.exists() and not path.is_dir():
         raise invalid("run", f"{path}, which is not a folder", "a folder there, or nothing", "Move it away.")
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
 
 
 def open_lock(path: Path) -> int:

@@ -87,6 +87,10 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="import and run the code (package.module:name) that the folder names")
 ]
 AtOnce = Annotated[int | None, typer.Option(min=1, help="at most so many runs at once")]
+HungAfter = Annotated[
+    float,
+    typer.Option(min=0, help="end and resume a worker that shows no sign of life for this many seconds; 0: never"),
+]
 
 
 @app.command()
@@ -111,6 +115,7 @@ def run(
     cpus_per_run: CpusPerRun = None,
     gpus_per_run: GpusPerRun = 0.0,
     at_once: AtOnce = None,
+    hung_after: HungAfter = 600.0,
 ) -> None:
     """Train a learner task by task, calibrate with every method on the same network, evaluate, report.
 
@@ -124,7 +129,7 @@ def run(
         runs = [runs[job - 1]]
     from tcil.experiments.executors import Resources
 
-    resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
+    resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once, hung_after)
     jobs = _jobs(runs, out, data, device, calibrators, log, full_data)
     if dry_run:
         from tcil.experiments.grids import terminal
@@ -161,6 +166,7 @@ def sweep(
     cpus_per_run: CpusPerRun = None,
     gpus_per_run: GpusPerRun = 0.0,
     at_once: AtOnce = None,
+    hung_after: HungAfter = 600.0,
 ) -> None:
     """Do all runs of a study, several at once, with a live table; started again, it does what is left.
 
@@ -170,7 +176,7 @@ def sweep(
     from tcil.experiments.commands import run_many
     from tcil.experiments.executors import Resources
 
-    resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
+    resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once, hung_after)
     jobs = _jobs(runs, out, data, device, calibrators, log, full_data)
     raise typer.Exit(run_many(jobs, resources, console))
 
@@ -329,6 +335,7 @@ def reproduce(
     cpus_per_run: CpusPerRun = None,
     gpus_per_run: GpusPerRun = 0.0,
     at_once: AtOnce = None,
+    hung_after: HungAfter = 600.0,
 ) -> None:
     """Run (or resume, or reuse) what a table, figure or claim of the paper needs, and draw it beside the printed."""
     from tcil.experiments.artifacts import ARTIFACTS, artifacts_named
@@ -343,7 +350,7 @@ def reproduce(
 
     chosen = schedules.editions(schedule, _numbers(seeds) if seeds else None, _changes(setting))
     only = "plan" if dry_run else "render" if render else ""
-    resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once)
+    resources = Resources(on, ray_address, cpus_per_run, gpus_per_run, at_once, hung_after)
     run_and_draw(
         artifacts_named(name), chosen, out, report, data=data, device=device, kept=kept or [], only=only,
         console=console, resources=resources,

@@ -15,7 +15,7 @@ from tcil.calibration.storage import replace_file
 from tcil.experiments import records
 from tcil.experiments.calibration import CALIBRATORS
 from tcil.experiments.settings import stored_key
-from tcil.experiments.store import RunFolder
+from tcil.experiments.store import RunFolder, check_format
 
 _PLAINEST = ("network", "epochs", "tasks", "memory", "validation", "reserve")  # what readers know runs by
 
@@ -317,12 +317,15 @@ def _record(file: Path) -> dict[str, Any]:
 
 
 def _read(file: Path) -> StoredRun:
-    record = _record(file)
     in_folder = file.name == "results.json"
+    if in_folder:
+        check_format(RunFolder(file.parent).peek_json("environment.json"), file.parent)
+    record = _record(file)
     for name in ("environment", "analysis", "data"):
         if in_folder and name not in record:  # a damaged one is named, and counts as missing
             record[name] = RunFolder(file.parent).read_json(f"{name}.json")
     path = file.parent if in_folder else file
+    check_format(record.get("environment"), path)
     return StoredRun(
         path,
         record["settings"],

@@ -64,7 +64,14 @@ def run_many(jobs: Sequence[Job], resources: Resources, console: Screen) -> int:
     try:
         # After the executor was made: Ray sets handlers of its own.
         with stopping.on_signals(signal.SIGINT), Board(jobs, console) as board:
-            lines = sweep(jobs, executor, board, stop=stopping.requested, at_once=resources.at_once)
+            lines = sweep(
+                jobs,
+                executor,
+                board,
+                stop=stopping.requested,
+                at_once=resources.at_once,
+                hung_after=resources.hung_after,
+            )
     finally:
         executor.close()
     return _conclude(lines, console)

@@ -20,7 +20,7 @@ from tcil.experiments.report import write_report
 from tcil.experiments.run import Run
 from tcil.experiments.settings import stored_settings
 from tcil.experiments.statistics import Spread
-from tcil.experiments.store import RunFolder
+from tcil.experiments.store import RunFolder, check_format
 from tcil.experiments.tables import by_task, side_by_side, summary
 
 
@@ -86,6 +86,7 @@ def recalibrate(
         entry_of(name)
     check_entries(folder)
     store = RunFolder(folder)
+    check_format(store.read_json("environment.json"), folder)
     record = store.read_json("settings.json")
     if record is None or (isinstance(record, dict) and record.get("imported")):
         raise invalid("run", f"{folder}, without the settings of a training", "a folder that 'tcil run' made")
@@ -107,12 +108,13 @@ def _recalibrated(
     results: list[dict[str, Any]] = []
     draws: dict[str, list[float]] = {}
     histories: list[dict[str, Any]] = [{} for _ in range(redraw)]
+    whole = store.read_json("results.json")
     with run.threads():
         for task, memory, learner in run.walk():
             history = results[-1]["history"] if results else {}
             results.append(calibrate(run.finished(task, memory, learner, history), calibrators))
             name = f"{store.task(task.index).name}/results.json"
-            store.write_json(name, merged(store.read_json(name), results[-1]))
+            store.write_json(name, merged(run.stored_results(task, whole), results[-1]))
             last = task.index == len(run.stream) - 1
             for number, remembered in enumerate(histories):
                 valid = run.redraw(task, torch.Generator().manual_seed(1000 * number + task.index))
@@ -125,7 +127,6 @@ def _recalibrated(
                 for row in outcome["calibrators"].values() if last else ():
                     if "ece" in row:
                         draws.setdefault(row["title"], []).append(row["ece"])
-    whole = store.read_json("results.json")
     if whole is not None:
         tasks = [merged(old, new) for old, new in zip(whole["tasks"], results, strict=True)]
         store.write_json("results.json", {**whole, "tasks": tasks})

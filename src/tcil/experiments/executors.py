@@ -7,6 +7,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,9 +18,12 @@ from typing import IO, Any, Protocol
 
 from tcil.calibration.errors import invalid
 from tcil.calibration.options import Option
+from tcil.experiments import status
 from tcil.experiments.worker import Job, Outcome, answer_unless_cancelled, work
 
 LOOPBACK = "127.0.0.1"
+LOST_AFTER = 10.0  # seconds for which the head of a Ray cluster may refuse connections: it may be restarted
+HUNG_AFTER = 600.0  # seconds without a sign of life, after which a run is ended and tried again
 
 
 class Place(Option):
@@ -39,6 +43,7 @@ class Resources:
     cpus: float | None = None
     gpus: float = 0.0
     at_once: int | None = None
+    hung_after: float = HUNG_AFTER
 
     def __post_init__(self) -> None:
         place = Place.parse(self.on, "on")
@@ -51,6 +56,9 @@ class Resources:
             raise invalid("at-once", f"{self.at_once:g}", "at most 1,000,000")
         if self.gpus > 1 and self.gpus != int(self.gpus):
             raise invalid("gpus-per-run", f"{self.gpus:g}", "a whole number, or a fraction of one GPU")
+        least = 3 * status.BEAT
+        if not (self.hung_after == 0 or self.hung_after >= least):
+            raise invalid("hung-after", f"{self.hung_after:g}", f"0, or at least {least:g} seconds")
 
     @property
     def place(self) -> Place:
@@ -61,6 +69,10 @@ class Resources:
     def threads(self) -> int | None:
         """Threads of each run; None leaves them as they are."""
         return None if self.cpus is None and self.place is Place.SERIAL else threads_of(self.cpus or 1)
+
+
+class ExecutorLost(RuntimeError):
+    """What an executor runs on is gone: nothing more can be started, and nothing more is heard."""
 
 
 class Executor(Protocol):
@@ -81,6 +93,10 @@ class Executor(Protocol):
 
     def stop(self) -> None:
         """Ask the running jobs to finish their step, save and end."""
+        ...
+
+    def kill(self, job: Job, reason: str) -> None:
+        """End a running job at once, since it hangs; `ended` then tells that its worker died, and why."""
         ...
 
     def close(self) -> None:
@@ -107,6 +123,9 @@ class Serial:
     def stop(self) -> None:
         """Nothing to tell: the signal came to the process that does the job."""
 
+    def kill(self, job: Job, reason: str) -> None:
+        """Nothing runs but while its end is waited for."""
+
     def close(self) -> None:
         """Nothing was started."""
 
@@ -129,6 +148,7 @@ class Worker:
             env={**os.environ, **environment},
         )
         self.job: Job | None = None
+        self.killed = ""  # why, if the sweep did
 
     @property
     def output(self) -> IO[str]:
@@ -152,7 +172,10 @@ class Worker:
         code = self.process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
+        if self.killed:
+            return Outcome("died", self.killed)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        how += " (out of memory, perhaps)" if code == -signal.SIGKILL else ""
         return Outcome("died", f"the worker ended by {how}" + (f": {said[-1]}" if said and code > 0 else ""))
 
     def close(self) -> None:
@@ -202,6 +225,7 @@ class Processes:
                 self._outputs.unregister(worker.output)
                 self._ready = [other for other in self._ready if other is not worker]
                 self._idle.append(worker.environment)
+                worker.process.kill()  # one without memory may still be there, and unable to end
                 worker.close()
             else:
                 self._ready.append(worker)
@@ -211,6 +235,13 @@ class Processes:
         """Ask the running jobs to finish their step, save and end."""
         for worker in self._busy:
             worker.process.send_signal(signal.SIGTERM)
+
+    def kill(self, job: Job, reason: str) -> None:
+        """End the worker of a job at once; SIGKILL also ends a process that was halted."""
+        for worker in self._busy:
+            if worker.job is job:
+                worker.killed = reason
+                worker.process.kill()
 
     def close(self) -> None:
         """Let all workers end."""
@@ -253,6 +284,9 @@ class Ray:
             raise RuntimeError(f"Ray did not bind to {LOOPBACK}: start a cluster yourself and name it by --ray-address")
         self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(answer_unless_cancelled)
         self._jobs: dict[Any, Job] = {}
+        self._killed: dict[Any, str] = {}
+        self._head: str = ray.get_runtime_context().gcs_address
+        self._answered = time.monotonic()
         if not self.slots:
             most = max((node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
             given = f"{cpus:g} CPUs and {gpus:g} GPUs"
@@ -262,6 +296,8 @@ class Ray:
     def slots(self) -> int:
         """How many jobs fit on the nodes that are alive now."""
         fits = 0
+        if not self._head_answers():
+            return fits
         for node in self._ray.nodes():
             if node["Alive"]:
                 has = node["Resources"]
@@ -274,28 +310,49 @@ class Ray:
 
     def ended(self, seconds: float) -> list[tuple[Job, Outcome]]:
         """Jobs that have ended, after waiting for one for at most so many seconds."""
+        if not self._head_answers() and time.monotonic() - self._answered > LOST_AFTER:
+            raise ExecutorLost(f"the Ray cluster is lost: its head at {self._head} no longer answers")
         if not self._jobs:
             time.sleep(seconds)
             return []
         ready, _ = self._ray.wait(list(self._jobs), timeout=seconds)
         return [(self._jobs.pop(reference), self._outcome(reference)) for reference in ready]
 
+    def _head_answers(self) -> bool:
+        """Whether the head takes connections. Without it most of Ray's calls block, and then end this process."""
+        host, _, port = self._head.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+        except OSError:
+            return False
+        self._answered = time.monotonic()
+        return True
+
     def _outcome(self, reference: Any) -> Outcome:
         errors = self._ray.exceptions
         try:
             record = json.loads(self._ray.get(reference))
         except errors.TaskCancelledError:
-            return Outcome("stopped", "stopped on request")
+            reason = self._killed.pop(reference, "")
+            return Outcome("died", reason) if reason else Outcome("stopped", "stopped on request")
         except errors.RayTaskError as error:
             return Outcome("failed", str(error).strip().splitlines()[-1])
         except errors.RayError as error:
-            return Outcome("died", f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            how = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            return Outcome("died", self._killed.pop(reference, how))
         return Outcome(record["state"], record["message"], tuple(record["remarks"]))
 
     def stop(self) -> None:
         """Ask the running jobs to finish their step, save and end."""
         for reference in self._jobs:
             self._ray.cancel(reference, force=False)
+
+    def kill(self, job: Job, reason: str) -> None:
+        """End the process of a job at once."""
+        for reference, own in self._jobs.items():
+            if own is job:
+                self._killed[reference] = reason
+                self._ray.cancel(reference, force=True)
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""

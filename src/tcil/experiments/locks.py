@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tcil.calibration.errors import invalid
+from tcil.calibration.storage import make_folder
 from tcil.experiments.boundary import open_lock
 
 NAME = ".lock"
@@ -40,7 +41,7 @@ class FolderLock:
         if me in _held:
             yield
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         # The file is never deleted: two processes could then hold locks on two files of the same name.
         file = open_lock(self._folder / NAME)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from tcil.calibration.errors import invalid
 from tcil.experiments.calibration import CALIBRATORS, FinishedTask, calibrate, merged
 from tcil.experiments.settings import RunSettings, key_of, stored_key
 from tcil.experiments.stopping import Stopped
-from tcil.experiments.store import RunFolder, environment
+from tcil.experiments.store import OtherVersionWarning, RunFolder, check_format, environment
 from tcil.incremental.datasets import load_dataset
 from tcil.incremental.images import Dataset, Pixels
 from tcil.incremental.learners import Learner, TaskData, make_learner
@@ -102,6 +103,7 @@ class Run:
     def check_folder(self) -> dict[str, Any]:
         """Refuse a folder that holds another run, before anything is written; the fingerprint of its images."""
         store = self.store
+        self._check_version()
         own, whole = store.read_json("settings.json"), store.read_json("results.json")
         beside = whole.get("settings") if isinstance(whole, dict) else None  # each may have been edited alone
         keys = [stored_key(settings) for settings in (own, beside) if settings is not None]
@@ -139,6 +141,15 @@ class Run:
             raise invalid("run", f"{self.store.path} without {name} of task {task.index}", "a finished run")
         return stored[0]
 
+    def _check_version(self) -> None:
+        """Refuse a folder of another format; say so where a run that another version began goes on."""
+        began = self.store.read_json("environment.json")
+        check_format(began, self.store.path)
+        version = began.get("tcil") if isinstance(began, dict) else None
+        if version not in (None, tcil.__version__) and not (self.store.path / "results.json").exists():
+            text = f"{self.store.path} was begun with tcil {version} and goes on with {tcil.__version__}"
+            warnings.warn(f"{text}: its numbers may differ from those of one version alone", OtherVersionWarning, 2)
+
     def _execute(self, calibrators: Sequence[str] | None, listener: Listener) -> dict[str, Any]:
         store, results = self.store, list[dict[str, Any]]()
         before = store.read_json("results.json")  # a task's own file may be damaged where this one is whole
@@ -146,10 +157,7 @@ class Run:
             before = None
         for task, memory, learner in self.walk(listener):
             own = f"{_at(task)}/results.json"
-            stored = store.read_json(own)
-            if stored is None and before is not None and (store.path / own).exists():
-                stored = before["tasks"][task.index]
-                store.write_json(own, stored)
+            stored = self.stored_results(task, before)
             known = stored["calibrators"] if stored else {}
             missing = [name for name in calibrators or CALIBRATORS if name not in known]
             if stored is None or not self._evaluated(task):
@@ -169,6 +177,15 @@ class Run:
         if store.read_json("environment.json") is None:  # damaged, and nothing was computed that would have noted it
             store.write_json("environment.json", environment(self.device))
         return whole
+
+    def stored_results(self, task: Task, whole: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What a task's own file holds; where that is damaged, what the results of all tasks have of it."""
+        own = f"{_at(task)}/results.json"
+        stored: dict[str, Any] | None = self.store.read_json(own)
+        if stored is None and whole is not None and (self.store.path / own).exists():
+            stored = whole["tasks"][task.index]
+            self.store.write_json(own, whole["tasks"][task.index])
+        return stored
 
     @contextmanager
     def threads(self) -> Iterator[None]:

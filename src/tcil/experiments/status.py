@@ -7,20 +7,24 @@ import json
 import math
 import os
 import socket
+import threading
 import time
-import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from tcil.experiments import stopping
 from tcil.experiments.run import Progress
 from tcil.experiments.store import RunFolder
 
 NAME = "status.json"
 PAUSE = 0.5  # seconds between two writes, but for a change of phase
+BEAT = 5.0  # seconds between two signs of life, at most, of a process that gets on
+BUSY = 0.05  # share of a processor that a process uses at least, if it computes
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,7 @@ _STATUS = TypeAdapter(Status)
 
 def read_status(folder: Path) -> Status | None:
     """What the file in this folder says; None where there is none that can be read."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a damaged status is nobody's loss
-        record = RunFolder(folder).read_json(NAME)
+    record = RunFolder(folder).peek_json(NAME)  # by threads too, in which no warning may be caught
     try:
         status = None if record is None else _STATUS.validate_json(json.dumps(record), strict=True)
     except ValidationError:
@@ -64,6 +66,7 @@ class StatusWriter:
         self._what = ""
         self._began: tuple[float, float] | None = None  # when, at what part of the run; after what was found done
         self._task: int | None = None
+        self._writing = threading.RLock()
 
     def titled(self, title: str) -> Self:
         """The display of one training; a run may have a second one, on all data, which starts from the beginning."""
@@ -91,6 +94,31 @@ class StatusWriter:
         if last is None or (last.task, last.phase) != (status.task, status.phase) or now - last.updated > PAUSE:
             self._write(status)
 
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[None]:
+        """Inside, `updated` moves on every few seconds, as long as this process takes steps or computes."""
+        over = threading.Event()
+        heart = threading.Thread(target=self._beat, args=(over,), daemon=True)
+        heart.start()
+        try:
+            yield
+        finally:
+            over.set()
+            heart.join()
+
+    def _beat(self, over: threading.Event) -> None:
+        self._refresh()
+        looks, used, since = stopping.looks(), _used_by_others(), time.monotonic()
+        while not over.wait(BEAT):
+            before = looks, used, since
+            looks, used, since = stopping.looks(), _used_by_others(), time.monotonic()
+            if looks != before[0] or used - before[1] > BUSY * (since - before[2]):
+                self._refresh()
+
+    def _refresh(self) -> None:
+        with self._writing:
+            self._write(replace(self._last or self._status("running"), updated=time.time()))
+
     def end(self, state: str, error: str = "") -> None:
         """Write how it ended."""
         last = self._last or Status(state)
@@ -101,6 +129,11 @@ class StatusWriter:
         return Status(state, *values, **who)  # type: ignore[arg-type]
 
     def _write(self, status: Status) -> None:
-        self._last = status
-        with contextlib.suppress(OSError):  # a full disk is told where it does harm
+        with self._writing, contextlib.suppress(OSError):  # a full disk is told where it does harm
+            self._last = status
             self._store.write_json(NAME, asdict(status))
+
+
+def _used_by_others() -> float:
+    """Processor time of all threads but this one."""
+    return time.process_time() - time.thread_time()

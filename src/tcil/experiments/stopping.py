@@ -20,6 +20,7 @@ class SecondInterrupt(KeyboardInterrupt):
 
 
 _received: signal.Signals | None = None
+_looks = 0  # how often this process has looked whether it was asked to stop
 
 
 def request(number: int, frame: FrameType | None = None) -> None:
@@ -32,13 +33,21 @@ def request(number: int, frame: FrameType | None = None) -> None:
 
 def requested() -> bool:
     """Whether this process was asked to stop."""
+    global _looks
+    _looks += 1
     return _received is not None
 
 
 def check() -> None:
     """Stop here, if this process was asked to."""
-    if _received is not None:
+    if requested():
+        assert _received is not None
         raise Stopped(f"stopped by {_received.name}; the same command goes on where it was")
+
+
+def looks() -> int:
+    """How often this process has looked whether it shall stop, as it does after every step: a hung one does not."""
+    return _looks
 
 
 @contextmanager

@@ -29,15 +29,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tcil import __version__
 from tcil.calibration import ranks
 from tcil.calibration.checksums import Damaged, open_json, open_tensors, seal_json, seal_tensors
-from tcil.calibration.storage import replace_file
+from tcil.calibration.errors import invalid
+from tcil.calibration.storage import make_folder, replace_file
 from tcil.experiments import records
 from tcil.experiments.boundary import check_entries, inside, make_task_folder, plain_file
 from tcil.experiments.locks import FolderLock
+from tcil.experiments.settings import FORMAT
 
 
-class DamagedFileWarning(UserWarning):
+class RunFolderWarning(UserWarning):
+    """Something about a run folder that its user should know."""
+
+
+class OtherVersionWarning(RunFolderWarning):
+    """A run goes on with another version of tcil than it was begun with."""
+
+
+class DamagedFileWarning(RunFolderWarning):
     """A file of a run folder is not what was written; it is not used."""
 
 
@@ -47,6 +58,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = FolderLock(path)
+        self._told: set[str] = set()  # of damaged files, each once
 
     @contextmanager
     def held(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
@@ -63,7 +75,7 @@ class RunFolder:
         with ranks.current().first_alone() as first:
             if not first:
                 return
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             for place in (self.path, *self.path.glob("task-*")):
                 for leftover in place.glob(".*.part"):
                     leftover.unlink(missing_ok=True)
@@ -76,7 +88,7 @@ class RunFolder:
 
     def write_json(self, name: str, record: dict[str, Any]) -> None:
         """Store a record; the same record gives the same bytes, and a file that has them stays untouched."""
-        content = seal_json(record)
+        content = seal_json(record, name)
         with ranks.current().first_alone() as first:
             if first and self._read(name) != content:
                 replace_file(inside(self.path, name), content)
@@ -87,11 +99,19 @@ class RunFolder:
         try:
             if content is None:
                 return None
-            record = open_json(content)
+            record = open_json(content, name)
             records.check(self.path / name, record)
             return record
         except Damaged as reason:
             self._refuse(name, reason)
+            return None
+
+    def peek_json(self, name: str) -> Any | None:
+        """The same for a record that is nobody's loss: nothing is said of a damaged one."""
+        content = self._read(name)
+        try:
+            return None if content is None else open_json(content, name)
+        except Damaged:
             return None
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor], note: dict[str, str] | None = None) -> None:
@@ -99,13 +119,13 @@ class RunFolder:
         with ranks.current().first_alone() as first:
             if first:
                 tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-                replace_file(inside(self.path, name), seal_tensors(tensors, note))
+                replace_file(inside(self.path, name), seal_tensors(tensors, note, name))
 
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """Stored tensors and their note, or None where there are none, or none that are whole."""
         content = self._read(name)
         try:
-            return None if content is None else open_tensors(content)
+            return None if content is None else open_tensors(content, name)
         except Damaged as reason:
             self._refuse(name, reason)
             return None
@@ -125,9 +145,22 @@ class RunFolder:
 
     def _refuse(self, name: str, reason: Damaged) -> None:
         """Say which file is damaged. It stays where it is until what it held has been computed anew."""
-        if ranks.current().first:
-            text = f"{self.path / name} is damaged ({reason}): it is not used, and computed anew where a run needs it"
+        text = f"{self.path / name} is damaged ({reason}): it is not used, and computed anew where a run needs it"
+        if ranks.current().first and text not in self._told:
+            self._told.add(text)
             warnings.warn(text, DamagedFileWarning, stacklevel=3)
+
+
+def check_format(found: object, where: Path) -> None:
+    """Refuse a run of another format, by what its environment says; one that says nothing is of this format."""
+    noted = found if isinstance(found, dict) else {}
+    if noted.get("format", FORMAT) != FORMAT:
+        raise invalid(
+            "run",
+            f"{where} in format {noted['format']!r} of run folders, written by tcil {noted.get('tcil')}",
+            f"format {FORMAT}, which this tcil {__version__} reads and writes",
+            "Use the version that wrote it, or another --out.",
+        )
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -137,9 +170,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     import numpy
     import scipy
 
-    from tcil import __version__
-
     return {
+        "format": FORMAT,
         "tcil": __version__,
         "torch": torch.__version__,
         "numpy": numpy.__version__,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -14,13 +14,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tcil.experiments.executors import Executor
+from tcil.experiments.executors import HUNG_AFTER, Executor, ExecutorLost
 from tcil.experiments.plan import clock
 from tcil.experiments.status import Status, read_status
 from tcil.experiments.worker import Job, Outcome
 
 RETRIES = 2  # how often a run is tried again whose worker died
 PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a run is tried again; twice as long each time
+STARTING = 300.0  # seconds that a worker may take to its first sign of life: it imports, and reads its data
 COLOURS = {"done": "green", "failed": "red", "running": "cyan", "stopped": "yellow", "in use": "yellow"}
 
 
@@ -44,7 +45,7 @@ class Line:
     def place(self) -> tuple[str, str, str]:
         """Task, epoch and time left, where it runs."""
         now = self.status
-        if self.state != "running" or now is None or now.updated < self.since:
+        if self.state != "running" or now is None or now.updated < self.since or not now.phase:
             return "", "", ""
         epoch = "" if now.phase.endswith(("calibrate", "done")) else f" {now.done}/{now.total}"
         left = "" if now.left is None else clock(now.left)
@@ -126,6 +127,38 @@ class Board:
                     self._console.print(text, soft_wrap=True)
 
 
+class Watch:
+    """How long running jobs have given no sign of life: their status files have not changed meanwhile.
+
+    Time is this process's own, and counts only while it looks: clocks of other nodes do not matter, and whoever was
+    halted together with the sweep is not taken for hung.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit, self._pause, self._looked = limit, min(limit / 20, 5.0), time.monotonic()
+        self._silent: dict[Job, tuple[object, float, bool]] = {}  # last sign, seconds since, whether it was this one's
+
+    def hung(self, running: Iterable[Job]) -> list[Job]:
+        """Of these jobs, those that have been silent for too long; of a limit of 0, none."""
+        passed = time.monotonic() - self._looked
+        if not self._limit or passed < self._pause:
+            return []
+        self._looked += passed
+        return [job for job in running if self._look(job, min(passed, 2 * self._pause + 1))]
+
+    def forget(self, job: Job) -> None:
+        """The job has ended."""
+        self._silent.pop(job, None)
+
+    def _look(self, job: Job, passed: float) -> bool:
+        status = read_status(job.folder)
+        sign = status and (status.host, status.pid, status.updated)
+        last, silent, own = self._silent.get(job, (sign, 0.0, False))
+        silent, own = (silent + passed, own) if sign == last else (0.0, True)
+        self._silent[job] = sign, silent, own
+        return silent >= (self._limit if own else max(self._limit, STARTING))
+
+
 def sweep(
     jobs: Sequence[Job],
     executor: Executor,
@@ -134,8 +167,13 @@ def sweep(
     stop: Callable[[], bool],
     at_once: int | None = None,
     retries: int = RETRIES,
+    hung_after: float = HUNG_AFTER,
 ) -> list[Line]:
-    """Do all runs; those that another process works on are tried again until it ends. Returns how each ended."""
+    """Do all runs; those that another process works on are tried again until it ends. Returns how each ended.
+
+    One without a sign of life for `hung_after` seconds (0: never) is ended, and tried again as if it had died.
+    """
+    watch = Watch(hung_after)
     queue, deaths, asked = list(jobs), dict.fromkeys(jobs, 0), False
     running: set[Job] = set()
     not_before, pauses = dict.fromkeys(jobs, 0.0), dict.fromkeys(jobs, PAUSE)
@@ -144,13 +182,23 @@ def sweep(
             asked = True
             executor.stop()
         due = [job for job in queue if not_before[job] <= time.monotonic()] if not asked else []
-        for job in due[: max(0, min(executor.slots, at_once or len(jobs)) - len(running))]:
+        free = min(executor.slots, at_once or len(jobs)) - len(running) if due else 0
+        for job in due[: max(0, free)]:
             queue.remove(job)
             running.add(job)
             board.set(job, "running")
             executor.start(job)
-        for job, outcome in executor.ended(0.2):
+        for job in watch.hung(running):
+            watch.forget(job)
+            executor.kill(job, f"the worker hung: no sign of life for {hung_after:g} s")
+        try:
+            ended = executor.ended(0.2)
+        except ExecutorLost as reason:
+            board.remark(str(reason))
+            break
+        for job, outcome in ended:
             running.remove(job)
+            watch.forget(job)
             for text in outcome.remarks:
                 board.remark(text)
             again = outcome.state == "in use"
@@ -166,7 +214,7 @@ def sweep(
         if not running:
             time.sleep(0.05)
     for line in board.lines:
-        if line.state in ("queued", "in use"):
+        if line.state in ("queued", "in use", "running"):
             board.set(line.job, "stopped", line.message)
     return board.lines
 

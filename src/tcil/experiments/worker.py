@@ -25,12 +25,13 @@ from tcil import __version__
 from tcil.calibration.errors import invalid
 from tcil.experiments import stopping
 from tcil.experiments.collect import StoredRun
+from tcil.experiments.exits import RunFailed
 from tcil.experiments.locks import FolderInUse
 from tcil.experiments.perform import last_line, note_error, train
 from tcil.experiments.run import Run
 from tcil.experiments.settings import RunSettings, own_settings
 from tcil.experiments.status import StatusWriter
-from tcil.experiments.store import DamagedFileWarning, RunFolder
+from tcil.experiments.store import RunFolder, RunFolderWarning
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,8 @@ def work(job: Job) -> Outcome:
         try:
             with RunFolder(job.folder).held():
                 try:
-                    _train(job, writer)
+                    with writer.beating():
+                        _train(job, writer)
                     writer.end("done")
                     return ended("done")
                 except stopping.Stopped as reason:
@@ -106,11 +108,18 @@ def work(job: Job) -> Outcome:
                     message = last_line(error)
                     writer.end("failed", message)
                     note_error(job.folder)
-                    return ended("failed", message)
+                    return ended(_state(error), message)
         except FolderInUse as reason:
             return ended("in use", str(reason))
-        except Exception as error:  # no folder can be made, say
-            return ended("failed", last_line(error))
+        except Exception as error:  # no folder can be made, or no memory is left to note the first error
+            return ended(_state(error), last_line(error))
+
+
+def _state(error: Exception) -> str:
+    """Where memory ran out, a new process may have it later. torch's error for the CPU has no type of its own."""
+    cause = error.__cause__ if isinstance(error, RunFailed) else error
+    no_memory = isinstance(cause, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(cause)
+    return "died" if no_memory else "failed"
 
 
 def _train(job: Job, writer: StatusWriter) -> None:
@@ -145,14 +154,14 @@ def _report(run: StoredRun) -> None:
 
 @contextlib.contextmanager
 def _remarks() -> Iterator[list[str]]:
-    """What is said of damaged files meanwhile, each once."""
+    """What is said of the run folder meanwhile, such as of damaged files, each once."""
     texts: list[str] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("always", DamagedFileWarning)
+        warnings.simplefilter("always", RunFolderWarning)
         show = warnings.showwarning
 
         def note(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-            if not issubclass(category, DamagedFileWarning):
+            if not issubclass(category, RunFolderWarning):
                 show(message, category, *rest)
             elif str(message) not in texts:
                 texts.append(str(message))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
+import pickle  # only for an unpickler that knows arrays alone  # nosec B403
 from pathlib import Path
 from typing import Any
 
