@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One spinning OpenMP thread too many costs more than it gives on a shared machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow test-machines test-real check quick lint bench bench-history results clean
+.PHONY: demo test test-slow test-machines test-real fuzz check quick lint bench bench-history results clean
 
 demo: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/tcil run
@@ -33,6 +33,10 @@ quick: $(VENV)/.dev
 # Needs CIFAR-100 and the authors' checkpoints; TCIL_DATA names the folder that holds them.
 test-real: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m real --durations=10 tests
+
+# 20,000 random and hostile inputs, fresh ones every time; counts in docs/results/fuzz.json. Goes on where it stopped.
+fuzz: $(VENV)/.dev
+	$(BIN)/python benchmarks/fuzz.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-import tcil.calibration.checksums as checksums
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from rich.console import Console
 from safetensors.torch import load
 
+import tcil.calibration.checksums as checksums
 import tcil.experiments.execute as execute
 import tcil.experiments.run as run_module
 import tcil.experiments.store as store

@@ -155,6 +155,8 @@ def _as_groups(groups: ArrayLike) -> npt.NDArray[Any]:
         own = as_tensor(groups, "groups").cpu()
         return (own.float() if own.dtype == torch.bfloat16 else own).numpy()
     refuse_hidden(groups, "groups")
+    if isinstance(groups, (list, tuple)) and len({isinstance(group, str) for group in groups}) > 1:
+        raise invalid("groups", "text and other values", "numbers or text, not both")  # numpy would make all text
     try:
         return np.asarray(groups)
     except (ValueError, TypeError, RuntimeError) as error:

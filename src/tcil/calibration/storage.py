@@ -57,6 +57,13 @@ _INT64 = range(-(2**63), 2**63)
 _UNBOUNDED = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}  # JSON has no such numbers
 
 
+def as_path(value: object) -> Path:
+    """A file name, checked; the file itself may be missing."""
+    if not isinstance(value, (str, os.PathLike)) or "\0" in os.fsdecode(value):
+        raise invalid("path", f"{value!r:.80}", "the name of a file that ends in .json")
+    return Path(os.fsdecode(value))
+
+
 def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path:
     """Write the record, small arrays inside it and larger ones in `<path>.safetensors` beside it."""
     from tcil import __version__
@@ -96,7 +103,7 @@ def _array_file(path: Path) -> Path | None:
     try:
         record = open_json(_content(path, _LARGEST_JSON))
         name = record["array_file"]["file"] if record["format"] == FORMAT else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     if not isinstance(name, str) or not re.fullmatch(re.escape(path.stem) + r"\.[0-9a-f]{12}\.safetensors", name):
         return None

@@ -169,7 +169,7 @@ def _read_tasks(source: Path, trust: bool, tell: Callable[[str], None]) -> dict[
     try:
         record = json.loads(path.read_text())
         json.dumps(record, allow_nan=False)  # it is stored with the results
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise invalid("source", f"{path} ({error})", expected) from None
     if not isinstance(record, dict) or not isinstance(record.get("tasks"), list) or not record["tasks"]:
         raise invalid("source", f"{path} without a list of tasks", expected)

@@ -152,7 +152,9 @@ class Calibrator(ABC):
             "result": storage.encode(state.result),
             "history": state.history,
         }
-        return storage.write(Path(path), record, {name: value.cpu() for name, value in state.mapping.named_buffers()})
+        return storage.write(
+            storage.as_path(path), record, {name: value.cpu() for name, value in state.mapping.named_buffers()}
+        )
 
     @classmethod
     def load(cls, path: str | Path, *, model: nn.Module | None = None, force: bool = False) -> Self:
@@ -160,11 +162,12 @@ class Calibrator(ABC):
 
         Called on `Calibrator` it gives whatever class the file names; called on a subclass it insists on that one.
         """
-        record, arrays = storage.read(Path(path))
+        path = storage.as_path(path)
+        record, arrays = storage.read(path)
         kind = cls._named(record["calibrator"], path)
         if not issubclass(kind, cls):
             raise invalid("path", f"{path}, a saved {kind.__name__}", f"a saved {cls.__name__}")
-        with storage.damage_named(Path(path)):
+        with storage.damage_named(path):
             calibrator = kind(**record["options"])
             calibrator._state = _restored(kind, record, arrays)
         if model is not None and not force:
