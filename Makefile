@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup -q
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PYTEST)
 
-# What takes more than half a minute each.
+# What takes long: all of the paper's artifacts on digits, clusters that are taken apart.
 test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow
 

@@ -4,7 +4,8 @@
 
 Runs the tests under tests/fuzz, a file at a time, each in a process of its own, with as many cases as they say and with
 fresh randomness. Counts are stored after each file: started again on the same commit, it goes on with those that are
-missing. A case that fails is shown with what reproduces it; put it down as an @example of its test.
+missing; `--missing` also keeps what passed on an earlier commit, and names it. A case that fails is shown with what
+reproduces it; put it down as an @example of its test.
 """
 
 from __future__ import annotations
@@ -86,12 +87,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "fuzz.json")
     parser.add_argument("--only", nargs="*", default=[], help="files of tests by name, such as test_logits")
+    parser.add_argument("--missing", action="store_true", help="only files that have not passed yet, on any commit")
     options = parser.parse_args()
-    record: dict[str, Any] = {"commit": commit(), "tcil": __version__, "files": {}}
+    now = commit()
+    record: dict[str, Any] = {"commit": now, "tcil": __version__, "files": {}}
     if options.out.is_file():
         before = json.loads(options.out.read_text())
-        if before["commit"] == record["commit"] and not record["commit"].endswith("-dirty"):
-            record["files"] = {name: part for name, part in before["files"].items() if part["passed"]}
+        if options.missing or (before["commit"] == now and not now.endswith("-dirty")):
+            known = {name: part for name, part in before["files"].items() if part["passed"]}
+            record["files"] = {name: {"commit": before["commit"], **part} for name, part in known.items()}
     for test in TESTS:
         if test.stem in record["files"] or (options.only and test.stem not in options.only):
             continue
@@ -99,7 +103,7 @@ def main() -> int:
         print(f"{test.stem}: {'passed' if passed else 'FAILED'}; {_line(counts)}; {seconds:.0f} s", flush=True)
         if not passed:
             print(said)
-        record["files"][test.stem] = {"passed": passed, "counts": counts, "seconds": round(seconds)}
+        record["files"][test.stem] = {"commit": now, "passed": passed, "counts": counts, "seconds": round(seconds)}
         record["entries"] = summed(record["files"])
         record["cases"] = sum(sum(outcomes.values()) for outcomes in record["entries"].values())
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if TRAINED & set(getattr(item, "fixturenames", ())):
             item.add_marker("training")
+        if "runs" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("runs"))  # one worker trains them, once
         if marker := WHOLE_FILES.get(item.path.stem):
             item.add_marker(marker)
 

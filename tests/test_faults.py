@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.processes]
 
 def on_ray(test):
     """One cluster for all of them."""
-    return pytest.mark.ray(pytest.mark.xdist_group("ray")(test))
+    return pytest.mark.slow(pytest.mark.ray(pytest.mark.xdist_group("ray")(test)))
 
 
 faults.AT_ONCE = 1  # small: all of it must be quick
@@ -226,16 +226,20 @@ def test_another_format_is_overwritten_unless_it_is_looked_at(lab):
         faults.two_versions(lab, any_format)
 
 
-@pytest.mark.parametrize("stroke", ["memory refused to torch", "killed for its memory", "halted"])
+@pytest.mark.parametrize(
+    "stroke", ["memory refused to torch", pytest.param("killed for its memory", marks=pytest.mark.slow), "halted"]
+)
 def test_a_worker_without_memory_or_hung(lab, stroke):
     assert faults.struck_worker(lab, stroke) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_without_memory_is_the_end_without_retries(lab):
     with pytest.raises(faults.Lost, match="did not get over it"):
         faults.struck_worker(lab, "memory refused to Python", no_retries)
 
 
+@pytest.mark.slow
 def test_a_hung_worker_hangs_the_sweep_unless_watched(lab):
     with pytest.raises(faults.Lost, match="it hangs"):
         faults.struck_worker(lab, "waiting for ever", no_watch, patience=20)

@@ -140,7 +140,11 @@ def test_a_masked_class_takes_no_part(given, kind, mask, dtype):
         oracles.near(temperatures(calibrator), temperatures(without))
 
 
+_SMALL = LogitSet(np.array([[-1.15, -2.75], [-2.55, -2.9], [-1.95, 1.88], [0.9, 2.48]]), np.array([1, 1, 1, 0]))
+
+
 @cases(test=60, fuzz=1500)
+@example(_SMALL, "ts", "tiny")  # T was below the smallest normal number, and had no inverse
 @given(logit_sets(), st.sampled_from(KINDS), st.sampled_from(sorted(UNUSABLE) + sorted(ODD)))
 def test_hostile_logits(given, kind, oddity):
     z = (UNUSABLE | ODD)[oddity](given.logits)

@@ -167,9 +167,12 @@ class _Loss:
         return value, slope * self.spread
 
 
+_NO_SPREAD = 1e-300  # below it, float64 has lost digits, and the inverse of a temperature may not exist
+
+
 def _verdict(above: float, below: float, spread: float) -> Verdict:
     """Whether L' has a root, by its limits: -below at b = 0 and +above at b = infinity."""
-    if spread == 0.0:
+    if spread <= _NO_SPREAD:
         return Verdict.CONSTANT_LOGITS
     if above == 0.0:
         return Verdict.ALL_CORRECT
