@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from functools import partial
 
@@ -153,13 +154,31 @@ def test_logits_kept_of_all_exemplars_are_those_of_the_new_ones(last, policy):
     handle.remove()
 
 
-def test_the_matching_magnitude_gives_the_test_sets_temperature(last):
-    """Within the bracket's tolerance: the target lies between the temperatures just below and above the magnitude."""
+def test_the_matching_magnitude_gives_the_target(last):
+    """The target lies between the temperatures at both ends of the last bracket, which are tried again."""
     pushed = Perturbed(Exemplars(last), DirectionPolicy.PAPER)
-    new_test = last.test_columns >= last.new_columns.start
-    found = epsilon_gap(last, pushed, new_test)
-    assert found["gap"] == abs(found["all"] - found["new"])
-    for magnitude, new_only, rows in ((found["all"], False, slice(None)), (found["new"], True, new_test)):
+    for new_only in (False, True):
+        clean, *others = (pushed.temperature(k / 8, new_only=new_only).limit for k in range(9))
+        targets = [t for t in others if clean < t < math.inf]  # there for the taking, whatever network this is
+        assert targets
+        for target in targets[:2]:
+            magnitude = pushed.matching(target, new_only=new_only)
+            if magnitude is None:  # the bisection went up to its end
+                assert pushed.temperature(1 - 1 / 1024, new_only=new_only).limit < target
+                continue
+            ends = (pushed.temperature(magnitude + side / 2048, new_only=new_only).limit for side in (-1, 1))
+            below, above = ends
+            assert below < target <= above
+
+
+def test_the_gap_is_between_all_and_new(last):
+    pushed = Perturbed(Exemplars(last), DirectionPolicy.PAPER)
+    found = epsilon_gap(last, pushed, last.test_columns >= last.new_columns.start)
+    for name, new_only, rows in (
+        ("all", False, slice(None)),
+        ("new", True, last.test_columns >= last.new_columns.start),
+    ):
         target = solve_temperature(last.test_logits[rows], last.test_columns[rows]).limit
-        below, above = (pushed.temperature(magnitude + side * 5e-4, new_only=new_only).limit for side in (-1, 1))
-        assert below < target <= above
+        assert found[name] == pushed.matching(target, new_only=new_only)
+    reached = None not in (found["all"], found["new"])
+    assert found["gap"] == (abs(found["all"] - found["new"]) if reached else None)
