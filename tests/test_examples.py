@@ -431,3 +431,17 @@ class TestLoaders:
             calibrator.fit(Network(), MEMORY, Stream(broken), [2, 3])
         with pytest.raises(tcil.NotFittedError):
             _ = calibrator.temperature_
+
+
+def test_a_loader_may_reuse_its_buffers():
+    """Batches of a loader that fills the same memory again, as preallocating loaders do."""
+    x, y = torch.randn(100, 8, generator=torch.Generator().manual_seed(0)), torch.arange(100) // 25
+    images, labels = np.empty((25, 8), np.float32), np.empty(25, np.int64)
+
+    def filled(rows):
+        for place, (image, label) in enumerate(rows):
+            images[place], labels[place] = image, label
+        return images, labels
+
+    loader = DataLoader(TensorDataset(x, y), 25, collate_fn=filled)
+    assert torch.equal(tcil.predict_logits(nn.Linear(8, 4), loader)[1], y)

@@ -287,3 +287,12 @@ class TestBadSources:
     def test_calibrators_come_first(self, source, tmp_path):
         (source / "task-00.npz").unlink()
         self.refused(source, tmp_path, "calibrator: got 'tz'", ["ts", "tz"])
+
+
+@pytest.mark.parametrize("field", ['"reserve": "x"', '"classes": "s"', '"seed": 1000000000000000000000000000000'])
+def test_fields_that_no_report_could_read_are_refused_before_any_work(source, tmp_path, field):
+    text = (source / "tasks.json").read_text().rstrip()
+    (source / "tasks.json").write_text(text[:-1] + f", {field}" + "}")
+    with pytest.raises(ValueError, match=r"tasks\.json"):
+        import_run(source, tmp_path / "in", data=None, calibrators=NAMES)
+    assert not (tmp_path / "in").exists()

@@ -908,3 +908,33 @@ def test_batch_norm_statistics_stay(task):
     tcil.TCIL().fit(task.model, task.memory, task.valid, task.new_classes)
     assert all(torch.equal(before[k], v) for k, v in task.model.state_dict().items())
     assert task.model.training
+
+
+class Merging(nn.Linear):
+    """A LoRA layer as it is commonly written: eval() merges the adapter into the weights, train() takes it out."""
+
+    def __init__(self):
+        super().__init__(16, K)
+        self.down, self.up = nn.Parameter(torch.randn(2, 16)), nn.Parameter(torch.randn(K, 2))
+        self.merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.merged == mode:
+            self.weight.data += (-1 if mode else 1) * self.up @ self.down
+            self.merged = not mode
+        return self
+
+    def forward(self, x):
+        return super().forward(x) if self.merged else super().forward(x) + x @ self.down.T @ self.up.T
+
+
+@pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
+def test_layers_that_merge_in_eval_are_left_alone(blobs):
+    model = Plain()
+    model.fc = Merging()
+    before, want = copy.deepcopy(model.state_dict()), model(blobs[1][0]).detach()
+    logits, _ = tcil.predict_logits(model, blobs[1])
+    fit(model, blobs)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.allclose(logits, want, atol=1e-5)

@@ -340,7 +340,9 @@ def _borrowed(model: nn.Module) -> Iterator[None]:
     trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        model.eval()
+        # Not by model.eval(): modules with an eval() of their own (LoRA layers) would merge their weights in it.
+        for module, _ in modes:
+            module.training = False
         for parameter, _ in trainable:
             parameter.requires_grad_(False)
         yield

@@ -87,7 +87,7 @@ class ExampleStream:
             expected = known[number : number + 1]
             if expected != prints[number:] and (expected or complete):
                 raise self._unstable()
-            yield inputs, labels
+            yield inputs, labels.clone()  # the loader may fill the same buffers again; kept inputs are copies
         if len(prints) < len(known):
             raise self._unstable()
         self._first_pass = prints

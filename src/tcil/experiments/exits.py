@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ _EXTRAS = {
 }
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 @contextmanager
 def answered(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Errors that a user can do something about as one message and an exit code; what is `passing` goes by."""
@@ -52,7 +56,8 @@ def answered(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
             raise _ended(ExitCode.REFUSED, missing, "error: ") from None
         if not isinstance(error, (ValueError, RuntimeError, OSError)):
             raise
-        code = ExitCode.FAILED if isinstance(error, RunFailed) else ExitCode.REFUSED
+        no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
+        code = ExitCode.FAILED if no_room or isinstance(error, RunFailed) else ExitCode.REFUSED
         raise _ended(code, str(error) or type(error).__name__, "error: ") from None
 
 

@@ -24,8 +24,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import as_classes, as_labels, as_logits, label_columns
+from tcil.calibration.arrays import as_classes, as_labels, as_logits, check_own_unmasked, label_columns
+from tcil.calibration.checksums import Damaged
 from tcil.calibration.errors import invalid
+from tcil.experiments import records
 from tcil.experiments.boundary import check_entries
 from tcil.experiments.calibration import FinishedTask, calibrate, entry_of, merged
 from tcil.experiments.collect import read_runs
@@ -54,6 +56,13 @@ def import_run(
     for name in calibrators or ():
         entry_of(name)
     record = _read_tasks(source, trust, tell)
+    settings = {"dataset": "imported", "learner": "imported", "seed": 0, **record, "imported": True}
+    try:
+        records.check("settings.json", settings)  # they are stored, and read again by every report
+    except Damaged as reason:
+        raise invalid(
+            "source", f"{source / 'tasks.json'} ({reason})", "fields as 'tcil run' has them in its settings"
+        ) from None
     if network := record.get("network"):
         network_factory(network)
     given = _Source(source, record["tasks"], network, load_dataset(record["dataset"], data) if network else None)
@@ -61,7 +70,6 @@ def import_run(
     content: dict[str, Any] = {"logits": _digest(_stored(given.task(index)) for index in range(len(given.tasks)))}
     if given.dataset is not None:
         content["images"] = given.dataset.fingerprint()
-    settings = {"dataset": "imported", "learner": "imported", "seed": 0, **record, "imported": True}
     check_entries(folder)
     store = RunFolder(folder)
     _check_folder(store, settings, content)
@@ -217,7 +225,9 @@ def _part(path: Path, arrays: dict[str, Any], name: str, seen: list[int]) -> tup
         raise invalid(where, f"{logits.shape[1]} columns", f"at least {len(seen)}, the classes seen")
     where = f"{name}_labels in {path}"
     labels = as_labels(arrays.get(f"{name}_labels"), where, len(logits))
-    return logits[:, : len(seen)], label_columns(labels, seen, where, len(seen))
+    columns = label_columns(labels, seen, where, len(seen))
+    check_own_unmasked(logits[:, : len(seen)], columns, seen, where)
+    return logits[:, : len(seen)], columns
 
 
 def _network(arrays: Path, name: str, n_seen: int, n_all: int) -> nn.Module:
