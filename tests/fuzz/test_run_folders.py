@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,10 +156,11 @@ def imported(source: Path, out: Path) -> bool:
     return done
 
 
-@cases(test=6, fuzz=700, shrink=False)
+@cases(test=6, fuzz=900, shrink=False)
 @given(EDITED)
 @example(Mutation("tasks.json", "deep", 0.0))
 @example(Mutation("dataset", "name", 0.0, f"{CANARY}:touch"))
+@example(Mutation("tasks.json", "replace", 0.8996621370315552, "\ud800"))  # failed in the page, when all was written
 def test_importing(room, mutation):
     source = fresh_copy(room / "source", room / "sources" / "theirs")
     if mutation.kind == "name":
@@ -188,8 +190,8 @@ def test_importing_odd_arrays(room, name, oddity):
     value = change(content[name]) if change is not None else oddity
     try:
         np.savez(source / "task-01.npz", **{**content, name: np.asarray(value)})
-    except (ValueError, TypeError, RuntimeError, OverflowError):
-        return  # no array can be made of it
+    except (ValueError, TypeError, RuntimeError, OverflowError, AttributeError, pickle.PicklingError):
+        return  # no array, or none that numpy can write
     usable = change is None or oddity not in UNUSABLE
     with nothing_outside(room):
         done = imported(source, room / "imports")

@@ -176,7 +176,7 @@ def _read_tasks(source: Path, trust: bool, tell: Callable[[str], None]) -> dict[
     expected = 'a JSON file such as {"tasks": [[0, 1], [2, 3]]}'
     try:
         record = json.loads(path.read_text())
-        json.dumps(record, allow_nan=False)  # it is stored with the results
+        json.dumps(record, allow_nan=False, ensure_ascii=False).encode()  # stored with the results, shown in pages
     except (OSError, ValueError, RecursionError) as error:
         raise invalid("source", f"{path} ({error})", expected) from None
     if not isinstance(record, dict) or not isinstance(record.get("tasks"), list) or not record["tasks"]:
