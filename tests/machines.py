@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
         print(f"--- {name}: {' '.join(f'{key}={value}' for key, value in variables.items())} {' '.join(options)}")
         begin = time.monotonic()
         command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "loadgroup", "-q", *options, *more]
-        surroundings = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+        surroundings = {"OMP_WAIT_POLICY": "passive", **os.environ, "OMP_NUM_THREADS": "1", **variables}
         code = subprocess.run(command, env=surroundings, check=False).returncode
         outcomes[name] = (
             f"{'passed' if code == 0 else f'FAILED (exit code {code})'} in {time.monotonic() - begin:.0f} s"

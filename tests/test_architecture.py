@@ -162,7 +162,7 @@ def test_scale_out_numbers_are_those_of_the_stored_runs():
         json.loads((ROOT / "docs" / "results" / name).read_text()) for name in ("faults.json", "sweep.json")
     )
     assert f"({faults['seed']})" in text
-    assert faults["in_all"] == sum(faults["faults"].values()) >= 50
+    assert faults["in_all"] == sum(faults["faults"].values()) >= 200
     assert f"{faults['in_all']} faults, nothing lost" in text
     for name, count in faults["faults"].items():
         assert f"| {name} | {count} |" in text
