@@ -433,7 +433,8 @@ class TestExitCodes:
         ("error", "code", "message"),
         [
             (ValueError("lr: got nan"), 2, "error: lr: got nan"),
-            (OSError(28, "No space left"), 2, "error: [Errno 28] No space left"),
+            (OSError(28, "No space left"), 1, "error: [Errno 28] No space left"),
+            (OSError(2, "No such file"), 2, "error: [Errno 2] No such file"),
             (RunFailed("the loss is nan"), 1, "error: the loss is nan"),
             (stopping.Stopped("stopped in task 1"), 75, "stopped in task 1"),
             (KeyboardInterrupt(), 75, "stopped by SIGINT"),
