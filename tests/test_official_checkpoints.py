@@ -29,6 +29,7 @@ EXPECTED = {
 MAGNITUDES = {0: 0.038, 2: 0.030, 4: 0.031, 6: 0.024, 8: 0.030}
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.real
 @pytest.mark.parametrize("index", EXPECTED, ids=lambda index: f"task{index}")
 def test_official_checkpoint(index):
