@@ -296,3 +296,13 @@ def test_fields_that_no_report_could_read_are_refused_before_any_work(source, tm
     with pytest.raises(ValueError, match=r"tasks\.json"):
         import_run(source, tmp_path / "in", data=None, calibrators=NAMES)
     assert not (tmp_path / "in").exists()
+
+
+def test_a_masked_label_is_refused_before_any_work(source, tmp_path):
+    """The first label is 7, whose column is the first."""
+    logits = arrays(TASKS[0] + TASKS[1], TASKS[1])["test_logits"]
+    logits[0, 0] = -np.inf
+    change(source, test_logits=logits)
+    with pytest.raises(ValueError, match=r"test_labels in .*task-01\.npz"):
+        import_run(source, tmp_path / "in", data=None, calibrators=NAMES)
+    assert not (tmp_path / "in").exists()
