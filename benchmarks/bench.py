@@ -1,7 +1,7 @@
 """All benchmarks, one table, kept per commit.
 
     make bench                                  (under 15 minutes; TCIL_DATA=DIR for the authors' checkpoint)
-    python benchmarks/bench.py --history 5      the last tables side by side; runs nothing
+    python -m benchmarks.bench --history 5      the last tables side by side; runs nothing
 
 writes docs/results/bench/DATE-COMMIT.json (machine, commit, every figure with its goal) and that table into
 docs/speed.md. A commit marked `+` had changes that were not committed.
@@ -24,10 +24,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent))
-import ledger
+from benchmarks import ROOT, ledger
 
-ROOT = Path(__file__).resolve().parent.parent
 KEPT, PAGE = ROOT / "docs/results/bench", ROOT / "docs/speed.md"
 BEGIN, END = "<!-- the last make bench -->", "<!-- end -->"
 # Threads are part of what training chooses; everything else is measured on one.
@@ -40,7 +38,7 @@ def git(*words: str) -> str:
 
 def commit() -> str:
     """The commit that is measured; results of earlier benchmarks do not count as changes."""
-    changed = git("status", "--porcelain", "--", "src", "benchmarks", "Makefile", "constraints.txt")
+    changed = git("status", "--porcelain", "--", "src", "benchmarks", "research", "Makefile", "constraints.txt")
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
@@ -52,7 +50,8 @@ def run(name: str, threads: str | None) -> list[ledger.Figure]:
         settings["OMP_NUM_THREADS"] = threads
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
-        subprocess.run([sys.executable, f"{ROOT}/benchmarks/{name}.py", "--json", str(path)], env=settings, check=True)
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(path)]
+        subprocess.run(command, cwd=ROOT, env=settings, check=True)
         return [ledger.Figure(**record) for record in json.loads(path.read_text())]
 
 

@@ -1,6 +1,6 @@
 """What a T-CIL fit costs, beside the procedure taken literally and beside the floor.
 
-    TCIL_DATA=DIR python benchmarks/calibration.py        (five minutes; part of make bench)
+    TCIL_DATA=DIR python -m benchmarks.calibration        (five minutes; part of make bench)
 
 After task 8 of CIFAR-100 on the authors' checkpoint (1,980 exemplars, 220 new, ResNet-32, one thread); where TCIL_DATA
 is not set, on a synthetic task of the same size. All contestants take turns in one run; ratios are of processor time,
@@ -12,26 +12,19 @@ of the same network in its best layout and batch.
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import tcil
-
-sys.path.insert(0, str(Path(__file__).parent))
-import ledger
-import literal
-import official
-import synthetic
-
-from tcil.calibration.folding import folded_copy
+from benchmarks import ledger, literal, synthetic
+from research import official
+from tcil.foundation.folding import folded_copy
 
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
 

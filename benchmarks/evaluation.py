@@ -1,6 +1,6 @@
 """What metrics cost beside the forward pass they are computed from.
 
-    python benchmarks/evaluation.py        (a minute; part of make bench)
+    python -m benchmarks.evaluation        (a minute; part of make bench)
 
 One pass of 10,000 images of CIFAR's size through ResNet-32 with 100 classes, on one thread; then every metric that does
 not resample, each from the same probabilities.
@@ -8,17 +8,13 @@ not resample, each from the same probabilities.
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import torch
 
 import tcil
+from benchmarks import ledger
 from tcil import metrics
-
-sys.path.insert(0, str(Path(__file__).parent))
-import ledger
 
 METRICS = (
     metrics.accuracy,

@@ -1,6 +1,6 @@
 """Random and hostile input for every public entry, 20,000 cases in all: what was refused, and what was answered.
 
-    python benchmarks/fuzz.py --out docs/results/fuzz.json        (`make fuzz`)
+    python -m benchmarks.fuzz --out docs/results/fuzz.json        (`make fuzz`)
 
 Runs the tests under tests/fuzz, a file at a time, each in a process of its own, with as many cases as they say and with
 fresh randomness. Counts are stored after each file: started again on the same commit, it goes on with those that are
@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ROOT
 from tcil import __version__
-from tcil.calibration.storage import replace_file
+from tcil.foundation.files import replace_file
 
-ROOT = Path(__file__).resolve().parent.parent
 TESTS = sorted((ROOT / "tests" / "fuzz").glob("test_*.py"))
 TOTAL, LEAST = 20_000, 1_000  # cases in all, and of each entry
 SHOWN = 15.0  # seconds between two lines of progress

@@ -1,6 +1,6 @@
 """Two runs side by side, one thread each, against one after the other.
 
-    python benchmarks/parallel.py        (two minutes; part of make bench)
+    python -m benchmarks.parallel        (two minutes; part of make bench)
 
 Real `tcil run` processes on the digits, with OMP_NUM_THREADS=1, by the clock; twice in turns, the best of each. Where
 others hold the cores, the clock says little; so the processor time of the same runs stands beside it: half of what the
@@ -16,14 +16,13 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import ledger
+from benchmarks import ledger
 
 EPOCHS, ROUNDS = 15, 2
 
 
 def start(seed: int, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tcil.experiments.cli", "run", "--dataset", "digits", "--seeds", str(seed)]
+    command = [sys.executable, "-m", "tcil", "run", "--dataset", "digits", "--seeds", str(seed)]
     command += ["--set", f"epochs={EPOCHS}", "--calibrators", "vanilla,ts,t-cil", "--no-full-data", "--out", str(out)]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     return subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,6 +1,6 @@
 """How the cost of a T-CIL fit grows: with exemplars, with classes, with the batch size.
 
-    python benchmarks/scaling.py        (two minutes; part of make bench)
+    python -m benchmarks.scaling        (two minutes; part of make bench)
 
 writes docs/results/scaling.json, docs/images/scaling.svg and docs/scaling.md. Each case is a process of its
 own, so that its peak memory is its own. The network is small (two stages of 8 and 16 channels, 32x32 images), so that
@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-import ledger
-import scaling_page
+import tcil
+from benchmarks import ROOT, calibration, ledger, scaling_page, synthetic
+from tcil.calibration.calibrators import tcil as module
+from tcil.calibration.perturbation import ClassMeans, DirectionPolicy, TargetChooser
 
-ROOT = Path(__file__).resolve().parent.parent
 MEMORY = (500, 1000, 2000, 4000, 8000)
 CLASSES = (10, 30, 100, 300, 1000)
 BATCHES = (8, 16, 32, 64, 128, 256, 512)
@@ -37,14 +38,6 @@ USUAL = {"memory": 2000, "classes": 100, "batch": 64}
 
 def one(memory: int, classes: int, batch: int) -> dict[str, Any]:
     """Time and memory of one fit, and where the time went."""
-    import calibration
-    import synthetic
-    import torch
-
-    import tcil
-    from tcil.calibration.calibrators import tcil as module
-    from tcil.calibration.perturbation import ClassMeans, TargetChooser
-
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", tcil.CalibrationWarning)
     task = synthetic.task(synthetic.make((8, 16), (1, 1), classes, stem_stride=2), memory, max(2, classes // 10))
@@ -105,9 +98,9 @@ def cases() -> dict[str, list[dict[str, Any]]]:
     for name, values in series.items():
         for value in values:
             asked = json.dumps({**USUAL, name: value})
-            command = [sys.executable, __file__, "--one", asked]
+            command = [sys.executable, "-m", "benchmarks.scaling", "--one", asked]
             settings = {**os.environ, "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, env=settings, check=True, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=ROOT, env=settings, check=True, capture_output=True, text=True)
             found.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
     return found
 
@@ -125,42 +118,36 @@ def power(rows: list[dict[str, Any]], over: str, key: str) -> float:
 
 
 def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    import matplotlib
+    import matplotlib  # here: the cases, whose memory is measured, do without it
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
 
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"svg.hashsalt": "tcil", "font.size": 9, "svg.fonttype": "none"})
-    names = {"memory": "exemplars (100 classes)", "classes": "classes (2,000 exemplars)", "batch": "batch size"}
-    figure, axes = plt.subplots(2, 3, figsize=(9, 4.6), sharex="col")
-    for column, (over, rows) in enumerate(found.items()):
-        x = [row[over] for row in rows]
-        top, bottom = axes[0, column], axes[1, column]
-        top.plot(x, [row["seconds"] for row in rows], "o-", color="#3b6ea5", label="whole fit")
-        top.plot(x, [row["network"] for row in rows], "--", color="#8d99ae", label="images x bare pass")
-        top.plot(x, [row["solves"] for row in rows], "s-", color="#d1495b", markersize=4, label="temperatures")
-        bottom.plot(x, [row["peak, MB"] for row in rows], "o-", color="#3b6ea5")
-        bottom.set_xlabel(names[over])
-        for axis in (top, bottom):
-            axis.set_xscale("log")
-            axis.set_yscale("log")
-            axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_ylabel("seconds")
-    axes[1, 0].set_ylabel("peak memory, MB")
-    axes[0, 0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with matplotlib.rc_context({"svg.hashsalt": "tcil", "font.size": 9, "svg.fonttype": "none"}):
+        names = {"memory": "exemplars (100 classes)", "classes": "classes (2,000 exemplars)", "batch": "batch size"}
+        figure = Figure(figsize=(9, 4.6))
+        FigureCanvasSVG(figure)  # whose text sizes the layout goes by
+        axes = figure.subplots(2, 3, sharex="col")
+        for column, (over, rows) in enumerate(found.items()):
+            x = [row[over] for row in rows]
+            top, bottom = axes[0, column], axes[1, column]
+            top.plot(x, [row["seconds"] for row in rows], "o-", color="#3b6ea5", label="whole fit")
+            top.plot(x, [row["network"] for row in rows], "--", color="#8d99ae", label="images x bare pass")
+            top.plot(x, [row["solves"] for row in rows], "s-", color="#d1495b", markersize=4, label="temperatures")
+            bottom.plot(x, [row["peak, MB"] for row in rows], "o-", color="#3b6ea5")
+            bottom.set_xlabel(names[over])
+            for axis in (top, bottom):
+                axis.set_xscale("log")
+                axis.set_yscale("log")
+                axis.spines[["top", "right"]].set_visible(False)
+        axes[0, 0].set_ylabel("seconds")
+        axes[1, 0].set_ylabel("peak memory, MB")
+        axes[0, 0].legend(frameon=False)
+        figure.tight_layout()
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def at_imagenet_size() -> dict[str, float]:
     """ResNet-18 at ImageNet's size (its stages on 56x56 maps, 512 features) and distances to that many means."""
-    import calibration
-    import synthetic
-    import torch
-
-    from tcil.calibration.perturbation import DirectionPolicy, TargetChooser
-
     torch.set_num_threads(1)
     network = synthetic.make((64, 128, 256, 512), (2, 2, 2, 2), 1000, stem_stride=2)
     images = torch.randn(16, 3, 112, 112)
@@ -178,8 +165,6 @@ def at_imagenet_size() -> dict[str, float]:
 
 def graph_size(network: Any, images: Any) -> int:
     """Bytes that autograd keeps of one image between a forward and a backward pass, parameters not counted."""
-    import torch
-
     network.eval().requires_grad_(False)
     kept: dict[int, int] = {}
 

@@ -8,7 +8,7 @@ NEW, VALID, STEPS, FEATURES = 10, 1000, 5, 512  # one exemplar in ten is new; fi
 
 PAGE = """# How the cost of a T-CIL fit grows
 
-Written by `python benchmarks/scaling.py` (part of `make bench`) from `docs/results/scaling.json`: {processor},
+Written by `python -m benchmarks.scaling` (part of `make bench`) from `docs/results/scaling.json`: {processor},
 one thread, processor time; load {load} on the machine. The network is small on purpose (8 and 16 channels,
 32x32 images, 16 features), so that the library's own part shows; with a real network it drowns.
 
@@ -47,8 +47,8 @@ The same network and 20,000 exemplars, ten times the classes.
 
 Distances to class means, the temperature's float64 rows and the check of the inputs are worked on in chunks; the
 logits of the perturbed exemplars are written into one float32 table, the only thing held that grows with exemplars
-times classes. `tests/test_tcil.py` (`TestInChunks`) shows that chunks of any size give the same answer. Exemplars
-from a loader are never held, but for the new ones (`benchmarks/streaming.py`).
+times classes. `tests/calibration/test_tcil.py` (`TestInChunks`) shows that chunks of any size give the same answer.
+Exemplars from a loader are never held, but for the new ones (`benchmarks/streaming.py`).
 """
 
 COLUMNS = {

@@ -1,6 +1,6 @@
 """Peak memory of a T-CIL fit whose exemplars come from a loader: it must not grow with their number.
 
-    python benchmarks/streaming.py --exemplars 100000       (45 minutes; 5,000 take two)
+    python -m benchmarks.streaming --exemplars 100000       (45 minutes; 5,000 take two)
 
 Images of 224 x 224 are made on the fly, so that only what the fit itself keeps is in memory: one batch, the new
 exemplars (2,400 of 100,000) with their perturbation, and one row of logits per exemplar.

@@ -1,6 +1,6 @@
 """Speed-up of a sweep of eight digits runs on local processes and on Ray, against one after another.
 
-    python benchmarks/sweep.py --out docs/results/sweep.json
+    python -m benchmarks.sweep --out docs/results/sweep.json
 
 The same `tcil sweep` command each time, from its start to its end (Python, torch and Ray start within it), one thread
 for each run, into fresh folders; the results are compared byte by byte. All are measured in turn in one run of this
@@ -25,7 +25,17 @@ PLACES = ("serial", "processes", "ray")
 
 def measure(place: str, out: Path, epochs: int) -> float:
     words = [sys.executable, "-m", "tcil", "sweep", "--seeds", ",".join(map(str, range(1, RUNS + 1))), "--on", place]
-    words += ["--set", f"epochs={epochs}", "--no-full-data", "--cpus-per-run", "1", "--out", str(out)]
+    words += [
+        "--dataset",
+        "noisy-digits",
+        "--set",
+        f"epochs={epochs}",
+        "--no-full-data",
+        "--cpus-per-run",
+        "1",
+        "--out",
+        str(out),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     started = time.perf_counter()
     subprocess.run(words, env=environment, check=True, stdout=subprocess.DEVNULL)
@@ -55,7 +65,7 @@ def main() -> None:
             assert all(found[place] == found["serial"] for place in PLACES), "places give different results"
     middle = {place: statistics.median(times) for place, times in seconds.items()}
     record = {
-        "command": "python " + " ".join(sys.argv),
+        "command": " ".join(["python -m benchmarks.sweep", *sys.argv[1:]]),
         "runs": RUNS,
         "epochs": options.epochs,
         "cores": os.cpu_count(),

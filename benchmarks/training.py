@@ -1,6 +1,6 @@
 """The training loop against the bare step of the same network, and against a loop as other frameworks write it.
 
-    python benchmarks/training.py        (three minutes; part of make bench)
+    python -m benchmarks.training        (three minutes; part of make bench)
 
 The bare step is forward, backward and optimizer on one fixed batch, on one thread like the loop beside it: what the
 loop adds is batching, augmentation and bookkeeping. The other loop takes its images one by one through PIL (pad, crop,
@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,14 +23,13 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-import ledger
-
-from tcil.incremental.images import Dataset, ImageSet
+from benchmarks import ledger
+from tcil.incremental.data.images import Dataset, ImageSet
+from tcil.incremental.data.layout import Layout
 from tcil.incremental.learners.base import Schedule, Stage
 from tcil.incremental.learners.der import ExpandableNetwork, Frozen
 from tcil.incremental.networks import resnet32, small_resnet
-from tcil.incremental.placement import Layout, choose_placement
+from tcil.incremental.placement import choose_placement
 from tcil.incremental.training import EpochState, OptimizerKind, make_optimizer, train_stage
 
 BATCH, STEPS, ROUNDS = 128, 4, 6

@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -113,22 +112,21 @@ def learn(seed: int = 1, epochs: int = 30, memory_size: int = MEMORY) -> Iterato
 
 
 def calibrators(
-    task: Task, test_logits: Tensor, test_labels: Tensor, history: dict[str, Any] | None
-) -> dict[str, tcil.Calibrator | None]:
+    task: Task, test_logits: Tensor, test_labels: Tensor, first: tcil.FirstTaskTemperatureScaling
+) -> dict[str, tcil.extending.Calibrator | None]:
     """Every method, fitted on the same model; None is the model as it is. Only the oracles see the test set."""
     seen = range(task.seen)
     logits, labels = tcil.predict_logits(task.model, task.valid, classes=seen)
-    first = tcil.FirstTaskTemperatureScaling()
     return {
         "Vanilla": None,
         "TS": tcil.TemperatureScaling().fit(logits, labels),
         "ETS": tcil.EnsembleTemperatureScaling().fit(logits, labels),
         "IRM": tcil.MulticlassIsotonic().fit(logits, labels),
-        "PerturbTS": tcil.PerturbedTemperatureScaling().fit(task.model, valid=task.valid, classes=seen),
+        "PerturbTS": tcil.PerturbedTemperatureScaling().fit(task.model, task.valid, classes=seen),
         "T-CIL": tcil.TCIL().fit(task.model, task.memory, task.valid, task.new_classes),
-        "First-task TS": first.fit(logits, labels) if history is None else first.fit(classes=seen, history=history),
+        "First-task TS": first.partial_fit(logits, labels),
         "Optimal TS (oracle)": tcil.TemperatureScaling().fit(test_logits, test_labels),
-        "Group TS (oracle)": tcil.GroupTemperatureScaling().fit(test_logits, test_labels, new_classes=task.new_classes),
+        "Group TS (oracle)": tcil.GroupTemperatureScaling().fit(test_logits, test_labels, task.new_classes),
     }
 
 
@@ -136,7 +134,7 @@ Scores = dict[str, list[dict[str, float] | None]]
 
 
 def evaluate(
-    task: Task, fitted: dict[str, tcil.Calibrator | None], logits: Tensor, labels: Tensor, scores: Scores
+    task: Task, fitted: dict[str, tcil.extending.Calibrator | None], logits: Tensor, labels: Tensor, scores: Scores
 ) -> None:
     """Every metric for every method, from the same logits."""
     for name, calibrator in fitted.items():
@@ -190,12 +188,11 @@ def main() -> None:
     )
     with bar:
         progress = bar.add_task("learning and calibrating", total=len(TASKS))
-        history = None
+        first = tcil.FirstTaskTemperatureScaling()  # lives beside the learner
         for index, task in enumerate(learn()):
             # One forward pass of the test set serves all calibrators and metrics.
             logits, labels = tcil.predict_logits(task.model, task.test, classes=range(task.seen))
-            fitted = calibrators(task, logits, labels, history)
-            history = fitted["First-task TS"].history_
+            fitted = calibrators(task, logits, labels, first)
             evaluate(task, fitted, logits, labels, scores)
             result = fitted["T-CIL"].result_
             console.print(

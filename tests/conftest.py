@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib.util
@@ -13,26 +14,44 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 os.environ["TCIL_LAYOUT"] = "channels_last"  # else every run would measure which layout is faster
 ROOT = Path(__file__).resolve().parent.parent
 TRAINED = {"digits_tasks", "digits", "runs", "make_run"}  # fixtures of what trains networks
+SHARED = {"runs", "kept_runs"}
 WHOLE_FILES = {
     "test_killed": "processes", "test_ranks": "processes", "test_sweep": "processes",
-    "test_resume": "training", "test_run": "training", "test_trust": "training",
+    "test_resume": "training", "test_run": "training", "test_run_folder_machine": "training", "test_trust": "training",
+    "test_packing": "training",
 }  # fmt: skip
+FUZZ = ROOT / "tests" / "fuzz"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What `make check` leaves out is told by the fixtures that a test takes, by its file, or by its own marker."""
     for item in items:
         if TRAINED & set(getattr(item, "fixturenames", ())):
             item.add_marker("training")
-        if "runs" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("runs"))  # one worker trains them, once
+        for shared in SHARED & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(shared))  # one worker makes them, once
+        if "bf16" in getattr(item, "fixturenames", ()):
+            item.add_marker("processes")  # one that may die tells whether this processor can
+        if FUZZ in item.path.parents:
+            item.add_marker("fuzz")
         if marker := WHOLE_FILES.get(item.path.stem):
             item.add_marker(marker)
+        _name_group(item)
+
+
+def _name_group(item: pytest.Item) -> None:
+    """What xdist 3.8 does for `--dist loadgroup`, and cannot do with pytest 9.2, whose names of tests it does not know.
+
+    Without it each worker would train the runs of the group that both take tests of.
+    """
+    groups = sorted(mark.args[0] for mark in item.iter_markers("xdist_group"))
+    if groups and hasattr(item, "_id") and getattr(item.config.option, "loadgroup", False):
+        item._id = type(item._id).parse(f"{item.nodeid}@{'_'.join(groups)}")
 
 
 @functools.cache
@@ -46,6 +65,13 @@ def death_by_bf16() -> str:
     return signal.Signals(-ended).name if ended < 0 else "an error" if ended else ""
 
 
+def pytest_configure():
+    """Signals as a terminal gives them: under nohup or in the background of a script, two of them would be ignored."""
+    for number, usual in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
+
+
 @pytest.fixture
 def bf16() -> None:
     """For tests that compute in bfloat16: skipped where this processor cannot."""
@@ -55,6 +81,8 @@ def bf16() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> None:
+    import torch  # not in the process that only hands out the tests
+
     torch.set_num_threads(int(os.environ.get("TCIL_TEST_THREADS", "1")))
 
 
@@ -77,6 +105,8 @@ def digits_tasks(digits_example):
     The network is trained in float64 and then rounded: rounding differs from one processor to the next, and a training
     amplifies it, so that in float32 every machine would have tests of a network of its own.
     """
+
+    import torch
 
     def rounded(examples):
         return examples[0].float(), examples[1]
@@ -102,3 +132,53 @@ def task(digits_tasks):
     """The third task: 6 classes seen, 4 and 5 new; the head is 10 wide. The model is a copy of the test's own."""
     third = digits_tasks[2]
     return type(third)(copy.deepcopy(third.model), third.memory, third.valid, third.test, third.new_classes, third.seen)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """Two learners, two seeds, on noisy digits: the folder of their runs."""
+    from stored_runs import DIGITS, command
+
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tcil.experiments.reporting.show.present", lambda run, console: None)  # draws a page of each
+        for learner in ("er", "wa"):
+            for seed in (1, 2):
+                command("run", *DIGITS, "--learner", learner, "--seeds", seed, "--out", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def kept_runs():
+    """The runs that docs/results keeps."""
+    from tcil.experiments.reporting.collect import read_runs
+
+    return read_runs([ROOT / "docs/results/runs"])
+
+
+class Paper:
+    """Takes whatever is drawn on it, and shows nothing."""
+
+    def __getattr__(self, name):
+        return self
+
+    def __call__(self, *words, **more):
+        return self
+
+    def __getitem__(self, place):
+        return self
+
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are worked out, but not drawn."""
+    from matplotlib.figure import Figure
+
+    from tcil.experiments.reporting import plots
+
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **more: file.write("<svg></svg>"))
+    monkeypatch.setattr(plots, "drawing", lambda *sizes, **more: contextlib.nullcontext((Paper(), Paper())))
+    monkeypatch.setattr(plots, "picture", lambda figure, *words: plots.Picture("<svg></svg>", *words))

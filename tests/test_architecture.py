@@ -1,53 +1,94 @@
-"""The house: three layers with imports pointing down only, light start, documented and runnable public names."""
+"""The house: layers with imports pointing down only, light start, documented and runnable public names."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import functools
 import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import tcil
+from conftest import ROOT
+from tcil.extending import Calibrator
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "tcil"
-# From the bottom up. The package root and the two public aliases stand on top of everything.
-LAYERS = ["calibration", "incremental", "experiments"]
+# From the bottom up. The package root and the public lists of names stand on top of everything.
+LAYERS = ["foundation", "metrics", "calibration", "incremental", "experiments"]
+PUBLIC = ("distributed", "extending", "metrics", "networks", "options", "results")
+RESTRICTED = SOURCE / "incremental" / "data" / "datasets" / "files.py"  # the one unpickler
+# What measures and what explores, outside the package.
+BESIDE = sorted(path.relative_to(ROOT) for name in ("benchmarks", "research") for path in (ROOT / name).rglob("*.py"))
+INSIDE = {"experiments": ["config", "process", "runs", "reporting", "scheduling", "reproduction", "cli"]}
 
 
-def imports_of(path: Path) -> set[str]:
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
+def imports_of(path: Path) -> frozenset[str]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names.add(node.module or "")
-    return names
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(names)
+
+
+def dotted_names(path: Path) -> set[str]:
+    """Names of two parts that a file uses or calls."""
+    attributes = [node for node in nodes_of(path) if isinstance(node, ast.Attribute)]
+    return {f"{node.value.id}.{node.attr}" for node in attributes if isinstance(node.value, ast.Name)}
 
 
 @pytest.mark.parametrize("layer", [name for name in LAYERS if (SOURCE / name).exists()])
 def test_imports_point_down(layer):
     above = LAYERS[LAYERS.index(layer) + 1 :]
+    above += sorted(set(PUBLIC) - set(LAYERS))
     for path in (SOURCE / layer).rglob("*.py"):
         for name in imports_of(path):
-            assert not any(name.startswith(f"tcil.{other}") for other in above), f"{path.name} imports {name}"
+            assert not any(f"{name}.".startswith(f"tcil.{other}.") for other in above), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize(("layer", "part"), [(layer, part) for layer, parts in INSIDE.items() for part in parts])
+def test_imports_inside_a_layer_point_down(layer, part):
+    order = INSIDE[layer]
+    above = order[order.index(part) + 1 :]
+    paths = list((SOURCE / layer / part).rglob("*.py"))
+    assert paths
+    for path in paths:
+        for name in imports_of(path):
+            assert not any(name.startswith(f"tcil.{layer}.{other}") for other in above), f"{path} imports {name}"
+
+
+def test_every_part_of_a_layer_has_its_place():
+    for layer, order in INSIDE.items():
+        there = {path.name for path in (SOURCE / layer).iterdir() if path.is_dir() and path.name != "__pycache__"}
+        assert there == set(order)
 
 
 def test_calibration_needs_torch_numpy_scipy_only():
-    allowed = {"torch", "numpy", "scipy", "safetensors", "tcil"} | set(sys.stdlib_module_names)
-    for path in (SOURCE / "calibration").rglob("*.py"):
+    # typing_extensions for type checkers alone: they bring it along.
+    allowed = {"torch", "numpy", "scipy", "safetensors", "tcil", "typing_extensions"} | set(sys.stdlib_module_names)
+    below = [path for layer in ("foundation", "metrics", "calibration") for path in (SOURCE / layer).rglob("*.py")]
+    for path in below:
         for name in imports_of(path):
             assert name.split(".")[0] in allowed, f"{path.name} imports {name}"
 
 
 def test_every_module_is_in_a_layer():
     loose = {path.name for path in SOURCE.glob("*.py")}
-    assert loose == {"__init__.py", "__main__.py", "metrics.py", "networks.py"}
+    assert loose == {"__init__.py", "__main__.py"} | {f"{name}.py" for name in PUBLIC if name not in LAYERS}
     assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} <= set(LAYERS)
     assert not list(SOURCE.rglob("util*"))
 
@@ -55,8 +96,8 @@ def test_every_module_is_in_a_layer():
 def test_nothing_untrusted_is_unpickled():
     """CIFAR's own files go through the restricted unpickler, weights through weights_only; nothing else is pickle."""
     for path in SOURCE.rglob("*.py"):
-        assert path.name == "files.py" or not imports_of(path) & {"pickle", "cloudpickle", "shelve", "marshal"}, path
-        for node in ast.walk(ast.parse(path.read_text())):
+        assert path == RESTRICTED or not imports_of(path) & {"pickle", "cloudpickle", "shelve", "marshal"}, path
+        for node in nodes_of(path):
             if not isinstance(node, ast.Call):
                 continue
             called, given = ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords}
@@ -68,22 +109,81 @@ def test_nothing_untrusted_is_unpickled():
             assert called not in ("eval", "exec"), path
 
 
-def test_importing_tcil_does_not_import_torch():
-    code = "import sys, tcil; tcil.__version__; sys.exit('torch' in sys.modules)"
+def test_no_state_of_the_process_is_changed():
+    """No other current folder, no entry in sys.path, no backend of matplotlib: whoever imports tcil keeps their own."""
+    for path in SOURCE.rglob("*.py"):
+        if path == SOURCE / "__main__.py":  # only of the process that `python -m tcil` has started
+            continue
+        used = dotted_names(path)
+        assert not used & {"os.chdir", "matplotlib.use", "plt.switch_backend"}, path
+        assert "matplotlib.pyplot" not in imports_of(path), path
+        assert "sys.path" not in used, path
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """What a file takes of others that begins with an underscore: imported, as an attribute, or named in a string."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            parts = [part for alias in node.names for part in alias.name.split(".")]
+            parts += (getattr(node, "module", "") or "").split(".")
+            found |= {part for part in parts if is_private(part)}
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            if ast.unparse(node.value) not in ("self", "cls", "super()"):
+                found.add(ast.unparse(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= set(re.findall(r"\w\.(_[a-z]\w*)", node.value))  # code for another process
+        elif isinstance(node, ast.Call):
+            given = [word.value for word in node.args if isinstance(word, ast.Constant)]
+            found |= {word for word in given if isinstance(word, str) and is_private(word)}
+    return found - {"os._exit"}  # which the standard library documents
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_private_names_are_seen():
+    taken = "import a._b\nfrom _c import d\nfrom e import _f\ng._h = 1\nput(i, '_j')\nrun('import k; k._l()')\n"
+    own = "self._m = __n__\n_o(f'p{q}_r')\n"
+    assert private_names(ast.parse(taken + own)) == {"_b", "_c", "_f", "g._h", "_j", "_l"}
+
+
+@pytest.mark.parametrize("path", BESIDE, ids=str)
+def test_what_measures_and_explores_takes_public_names_only(path):
+    assert private_names(ast.parse((ROOT / path).read_text())) == set()
+
+
+@pytest.mark.parametrize("path", BESIDE, ids=str)
+def test_what_measures_and_explores_leaves_the_process_as_it_is(path):
+    """No edits of where modules are found, of the current folder, or of the backend that draws."""
+    assert not dotted_names(ROOT / path) & {"sys.path", "os.chdir", "matplotlib.use"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("use", ["tcil.__version__", "tcil.CalibrationWarning", "dir(tcil)", "tcil.extending.Option"])
+def test_importing_tcil_does_not_import_torch(use):
+    code = f"import sys, tcil; {use}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_lazy_names_are_the_declared_ones():
+    assert len(tcil.__all__) <= 18  # a new calibrator is one more: raise it by one, and by no more
     for name in tcil.__all__:
         assert getattr(tcil, name) is not None
+    assert set(dir(tcil)) == {*tcil.__all__, *PUBLIC}
+    for module in PUBLIC:
+        assert getattr(tcil, module).__name__ == f"tcil.{module}"
+        for name in getattr(tcil, module).__all__:
+            assert getattr(getattr(tcil, module), name) is not None
     with pytest.raises(AttributeError, match="no attribute 'TCL'"):
         _ = tcil.TCL
 
 
 def public_objects():
-    for name in sorted(set(tcil.__all__) - {"__version__", "metrics", "networks"}):
+    for name in sorted(set(tcil.__all__) - {"__version__", *PUBLIC}):
         yield f"tcil.{name}", getattr(tcil, name)
-    for module in (tcil.metrics, tcil.networks):
+    for module in (getattr(tcil, name) for name in PUBLIC):
         for name in module.__all__:
             yield f"{module.__name__}.{name}", getattr(module, name)
 
@@ -98,11 +198,83 @@ def test_public_names_are_documented_with_an_example(name, thing):
                 assert inspect.getdoc(getattr(thing, member)), f"{name}.{member}"
 
 
+def sections(thing):
+    """The numpydoc sections of a docstring, by title, and the names that each lists."""
+    lines, found, title = inspect.getdoc(thing).splitlines(), {}, ""
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if after and set(after) == {"-"}:
+            title, found[line] = line, set()
+        elif title and line[:1].strip() and " : " in line:
+            found[title] |= {name.strip("* ") for name in line.partition(" : ")[0].split(",")}
+        elif title and line.startswith("*"):
+            found[title] |= {name.strip("* ") for name in line.split(",")}
+    return found
+
+
+def undocumented(function):
+    """Parameters of a function that its docstring has no line for, and sections that it lacks."""
+    own = sections(function)
+    wanted = {name for name in inspect.signature(function).parameters if name not in ("self", "cls")}
+    missing = wanted - own.get("Parameters", set())
+    if inspect.signature(function).return_annotation not in ("None", "Iterator[None]") and "Returns" not in own:
+        missing.add("Returns")
+    return missing
+
+
+@pytest.mark.parametrize(("name", "thing"), list(public_objects()), ids=[name for name, _ in public_objects()])
+def test_public_names_have_numpydoc_sections(name, thing):
+    assert "Examples" in sections(thing), name
+    if not inspect.isclass(thing):
+        assert undocumented(thing) == set(), name
+    elif dataclasses.is_dataclass(thing):
+        listed = sections(thing)
+        named = listed.get("Parameters", set()) | listed.get("Attributes", set())
+        assert {field.name for field in dataclasses.fields(thing)} <= named, name
+    if inspect.isclass(thing) and issubclass(thing, Calibrator):
+        for method in ("fit", "partial_fit", "transform", "predict_proba", "wrap", "save", "load", "set_params"):
+            if hasattr(thing, method):
+                assert undocumented(getattr(thing, method)) == set(), f"{name}.{method}"
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
 def test_version_is_told_once():
-    text = (ROOT / "pyproject.toml").read_text()
-    assert f'version = "{tcil.__version__}"' in text
-    assert f"## {tcil.__version__}" in (ROOT / "CHANGELOG.md").read_text()
-    assert f"version: {tcil.__version__}" in (ROOT / "CITATION.cff").read_text()
+    """The code has it; the package reads it from there, and what must repeat it says the same."""
+    assert project()["project"]["dynamic"] == ["version"]
+    assert ROOT / project()["tool"]["hatch"]["version"]["path"] == SOURCE / "__init__.py"
+    newest, *_ = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest in (tcil.__version__, "Unreleased")
+    assert f"\n## {tcil.__version__} - " in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {tcil.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_changelog_has_dates_and_the_usual_categories():
+    categories = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    _, *versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    for version in versions:
+        assert re.match(r"Unreleased\n|\d+\.\d+\.\d+ - 20\d\d-\d\d-\d\d\n", version), version[:30]
+        found = re.findall(r"^### (.*)$", version, flags=re.MULTILINE)
+        assert found == sorted(set(found), key=categories.index), version[:30]
+
+
+def test_lowest_versions_are_tested_ones():
+    """Each lower bound is what `make test-lowest` installs; of tools that it leaves out, what constraints.txt has."""
+    pinned, lowest = (
+        dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / name).read_text(), flags=re.MULTILINE))
+        for name in ("constraints.txt", "constraints-lowest.txt")
+    )
+    extras = project()["project"]["optional-dependencies"]
+    runtime = [*project()["project"]["dependencies"], *extras["bench"]]
+    for line in [*runtime, *extras["ray"], *extras["dev"]]:
+        if line.startswith("tcil["):
+            continue
+        name, bound = re.match(r"([\w-]+)>=([\d.]+)", line).groups()
+        if name in lowest or line in runtime:
+            assert re.fullmatch(rf"{re.escape(bound)}(\.0)*", lowest[name]), line
+        else:
+            assert f"{pinned[name]}.".startswith(f"{bound}."), line
 
 
 def test_readme_examples_run(task):
@@ -137,7 +309,7 @@ def test_readme_examples_run(task):
 
 
 def test_readme_numbers_are_those_of_the_stored_run():
-    """The table of measured ECEs is what benchmarks/checkpoints.py wrote."""
+    """The table of measured ECEs is what research/checkpoints.py wrote."""
     import json
 
     results = json.loads((ROOT / "docs" / "results" / "official-checkpoints.json").read_text())["results"]

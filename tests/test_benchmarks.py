@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
 import tcil
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-bench, ledger, literal, synthetic, scaling_page = map(
-    importlib.import_module, ("bench", "ledger", "literal", "synthetic", "scaling_page")
-)
+from benchmarks import ROOT, bench, expanding, frameworks, ledger, literal, scaling_page, synthetic
+from tcil.incremental.networks import small_resnet
 
 
 def test_goals():
@@ -50,8 +44,8 @@ def test_the_page_shows_the_last_table():
 
 
 def test_the_scaling_page_is_that_of_its_record():
-    record = json.loads((bench.ROOT / "docs/results/scaling.json").read_text())
-    assert (bench.ROOT / "docs/scaling.md").read_text() == scaling_page.page(record)
+    record = json.loads((ROOT / "docs/results/scaling.json").read_text())
+    assert (ROOT / "docs/scaling.md").read_text() == scaling_page.page(record)
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +78,30 @@ def test_the_literal_version_fills_the_parameters_gradients(small):
     answer = literal.literal(small)
     assert 0 <= answer.magnitude <= 1
     small.model.zero_grad()
+
+
+def test_frameworks_that_are_not_there_are_told(monkeypatch, tmp_path):
+    monkeypatch.setitem(frameworks.NETWORKS, "small ResNet", (small_resnet, 1))
+    found = frameworks.measure({"tcil": frameworks.ours, "PyCIL": frameworks.pycil_at(tmp_path)}, 1, ["small ResNet"])
+    one = found["small ResNet"]
+    assert one["missing"] == {"PyCIL": "no checkout of PyCIL (--pycil DIR or TCIL_PYCIL)"}
+    assert list(one["images_per_second"]) == ["tcil"]
+    assert one["images_per_second"]["tcil"] > 0
+
+
+def test_a_later_task_is_measured_with_kept_features_and_without():
+    """Both train the same: a stage as it was before runs its frozen extractors in its loss."""
+    seconds = expanding.measure(small_resnet, 1, 1, tasks=2)
+    assert seconds["kept_seconds"] > 0
+    assert seconds["anew_seconds"] > 0
+    assert seconds["kept_over_first"] > 0
+
+
+def test_stored_benchmarks_stand_in_the_page():
+    page = bench.PAGE.read_text()
+    for name, ratio in (("frameworks", "ours_over_theirs"), ("expanding", "kept_over_first")):
+        networks = json.loads((ROOT / f"docs/results/{name}.json").read_text())["networks"]
+        for network, figures in networks.items():
+            values = figures[ratio].values() if isinstance(figures[ratio], dict) else [figures[ratio]]
+            rows = [line for line in page.splitlines() if line.startswith(f"| {network} ")]
+            assert all(any(f" {value:.2f} " in row for row in rows) for value in values), (name, network)

@@ -1,99 +1,101 @@
-"""tcil: honest confidence for classifiers that keep learning new classes.
+"""tcil: calibrated confidence for classifiers that keep learning new classes.
 
     calibrator = tcil.TCIL().fit(model, memory=(x_mem, y_mem), valid=(x_val, y_val), new_classes=range(90, 100))
     calibrated = calibrator.wrap(model)
 
-Names are loaded when they are first used, so that what needs no torch starts without it.
+Further names are in `tcil.results` (what fits return), `tcil.options` (named choices and verdicts), `tcil.distributed`
+(several processes) and `tcil.extending` (base classes for your own parts). All are loaded when they are first used:
+`import tcil` does not import torch.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from tcil import distributed as distributed
+    from tcil import extending as extending
     from tcil import metrics, networks
+    from tcil import options as options
+    from tcil import results as results
     from tcil.calibration.calibrators import (
         PACT,
         TCIL,
-        CalibratedModel,
-        CalibrationMap,
-        Calibrator,
-        EnsembleFit,
         EnsembleTemperatureScaling,
         FirstTaskTemperatureScaling,
-        GroupTemperatureFit,
         GroupTemperatureScaling,
-        IsotonicFit,
         MulticlassIsotonic,
-        NoiseLevel,
-        NoiseSearch,
-        PACTEvidence,
-        PACTResult,
-        PerturbedFit,
         PerturbedTemperatureScaling,
-        TCILEvidence,
-        TCILResult,
         TemperatureScaling,
         load,
     )
-    from tcil.calibration.errors import (
+    from tcil.calibration.prediction import predict_logits
+    from tcil.calibration.temperature import fit_temperature
+    from tcil.foundation.errors import (
         CalibrationWarning,
         NotFittedError,
         NotReachableError,
         WeightsMismatchError,
     )
-    from tcil.calibration.options import Verdict
-    from tcil.calibration.perturbation import DirectionPolicy, SearchMethod, SearchStep
-    from tcil.calibration.prediction import predict_logits
-    from tcil.calibration.ranks import sharded
-    from tcil.calibration.temperature import Solver, TemperatureFit, fit_temperature
 
-# Where public names are looked for when they are first used.
-_HOMES = (
-    "tcil.calibration.calibrators",
-    "tcil.calibration.errors",
-    "tcil.calibration.options",
-    "tcil.calibration.perturbation",
-    "tcil.calibration.prediction",
-    "tcil.calibration.ranks",
-    "tcil.calibration.temperature",
-)
-_MODULES = ("metrics", "networks")
+_CALIBRATORS, _ERRORS = "tcil.calibration.calibrators", "tcil.foundation.errors"
+_HOMES = {
+    "PACT": _CALIBRATORS,
+    "TCIL": _CALIBRATORS,
+    "EnsembleTemperatureScaling": _CALIBRATORS,
+    "FirstTaskTemperatureScaling": _CALIBRATORS,
+    "GroupTemperatureScaling": _CALIBRATORS,
+    "MulticlassIsotonic": _CALIBRATORS,
+    "PerturbedTemperatureScaling": _CALIBRATORS,
+    "TemperatureScaling": _CALIBRATORS,
+    "load": _CALIBRATORS,
+    "fit_temperature": "tcil.calibration.temperature",
+    "predict_logits": "tcil.calibration.prediction",
+    "CalibrationWarning": _ERRORS,
+    "NotFittedError": _ERRORS,
+    "NotReachableError": _ERRORS,
+    "WeightsMismatchError": _ERRORS,
+}
+_MODULES = ("distributed", "extending", "metrics", "networks", "options", "results")
+# The other names of version 0.1, and where they are now.
+_MOVED = {
+    "CalibratedModel": "tcil.results.CalibratedModel",
+    "CalibrationMap": "tcil.extending.CalibrationMap",
+    "Calibrator": "tcil.extending.Calibrator",
+    "DirectionPolicy": "tcil.options.DirectionPolicy",
+    "EnsembleFit": "tcil.results.EnsembleResult",
+    "GroupTemperatureFit": "tcil.results.GroupTemperatureResult",
+    "IsotonicFit": "tcil.results.IsotonicResult",
+    "NoiseLevel": "tcil.results.NoiseLevel",
+    "NoiseSearch": "tcil.options.NoiseSearch",
+    "PACTEvidence": "tcil.results.PACTEvidence",
+    "PACTResult": "tcil.results.PACTResult",
+    "PerturbedFit": "tcil.results.PerturbedResult",
+    "SearchMethod": "tcil.options.SearchMethod",
+    "SearchStep": "tcil.results.SearchStep",
+    "Solver": "tcil.options.Solver",
+    "TCILEvidence": "tcil.results.TCILEvidence",
+    "TCILResult": "tcil.results.TCILResult",
+    "TemperatureFit": "tcil.results.TemperatureFit",
+    "Verdict": "tcil.options.Verdict",
+    "sharded": "tcil.distributed.sharded",
+}
 
 __all__ = [
     "PACT",
     "TCIL",
-    "CalibratedModel",
-    "CalibrationMap",
     "CalibrationWarning",
-    "Calibrator",
-    "DirectionPolicy",
-    "EnsembleFit",
     "EnsembleTemperatureScaling",
     "FirstTaskTemperatureScaling",
-    "GroupTemperatureFit",
     "GroupTemperatureScaling",
-    "IsotonicFit",
     "MulticlassIsotonic",
-    "NoiseLevel",
-    "NoiseSearch",
     "NotFittedError",
     "NotReachableError",
-    "PACTEvidence",
-    "PACTResult",
-    "PerturbedFit",
     "PerturbedTemperatureScaling",
-    "SearchMethod",
-    "SearchStep",
-    "Solver",
-    "TCILEvidence",
-    "TCILResult",
-    "TemperatureFit",
     "TemperatureScaling",
-    "Verdict",
     "WeightsMismatchError",
     "__version__",
     "fit_temperature",
@@ -101,19 +103,21 @@ __all__ = [
     "metrics",
     "networks",
     "predict_logits",
-    "sharded",
 ]
 
+if not TYPE_CHECKING:  # type checkers know the names above, and no others
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"tcil.{name}")
-    if name in __all__:
-        for home in map(importlib.import_module, _HOMES):
-            if name in vars(home):
-                return globals().setdefault(name, vars(home)[name])
-    raise AttributeError(f"module 'tcil' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return importlib.import_module(f"tcil.{name}")
+        if name in _HOMES:
+            return globals().setdefault(name, getattr(importlib.import_module(_HOMES[name]), name))
+        if name in _MOVED:
+            from tcil.foundation.deprecation import moved
+
+            return moved(f"tcil.{name}", home=_MOVED[name], public=_MOVED[name])
+        raise AttributeError(f"module 'tcil' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*__all__, *_MODULES})

@@ -6,6 +6,6 @@ import sys
 if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]  # `python -m` puts the current folder before all that is installed; `tcil` does without it
 
-from tcil.experiments.launch import main
+from tcil.experiments.cli.launch import main
 
 main()

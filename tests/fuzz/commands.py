@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fuzz.files import CANARY, content_of
-from tcil.experiments.cli import app
+from tcil.experiments.cli.app import app
 
 TELLS = "the canary sang"
 PATIENT = pytest.mark.xdist_group("fuzz-folders")  # one worker makes the folders that these tests share

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fuzz.strategies import JUNK
-from tcil.experiments import store
+from tcil.experiments.runs import store
 
 CANARY = "fuzz_canary"  # a module that tells when it is imported; the tests put it where it would be found
 BYTES = (

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import tcil.experiments.commands
-import tcil.experiments.reproduce
+import tcil.experiments.cli.run
+import tcil.experiments.reproduction.reproduce
+import tcil.experiments.scheduling.sweep
 from fuzz import oracles
 from fuzz.cases import cases
 from fuzz.commands import run, workshop
@@ -63,9 +64,9 @@ ARTIFACTS = ["list", "all", "claims", "grid", "policies", "epsilon-gap"]
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a file and an empty folder; what would take long only says that it was asked."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(tcil.experiments.commands, "run_one", _nothing)
-    patch.setattr(tcil.experiments.commands, "run_many", _nothing)
-    patch.setattr(tcil.experiments.reproduce, "run_many", _nothing)
+    patch.setattr(tcil.experiments.cli.run, "run_here", _nothing)
+    patch.setattr(tcil.experiments.scheduling.sweep, "run_jobs", _nothing)
+    patch.setattr(tcil.experiments.reproduction.reproduce, "run_jobs", _nothing)
     patch.setattr(urllib.request, "urlopen", _no_network)
     with workshop(tmp_path_factory.mktemp("lines") / "room") as folder:
         (folder / "file.txt").write_text("nothing\n")

@@ -30,7 +30,7 @@ KINDS = ("ts", "sgd", "first", "group", "ets", "irm")
 ARGUMENTS = ("logits", "labels", "classes", "new_classes")
 
 
-def fitted(kind: str, logits: Any, labels: Any, classes: Any = None, new: Any = (0,)) -> tcil.Calibrator:
+def fitted(kind: str, logits: Any, labels: Any, classes: Any = None, new: Any = (0,)) -> tcil.extending.Calibrator:
     """One of the calibrators, fitted."""
     if kind == "group":
         return tcil.GroupTemperatureScaling().fit(logits, labels, classes=classes, new_classes=new)
@@ -44,7 +44,7 @@ def fitted(kind: str, logits: Any, labels: Any, classes: Any = None, new: Any = 
     return made.fit(logits, labels, classes=classes)
 
 
-def temperatures(calibrator: tcil.Calibrator) -> list[float]:
+def temperatures(calibrator: tcil.extending.Calibrator) -> list[float]:
     if isinstance(calibrator, tcil.GroupTemperatureScaling):
         return list(calibrator.temperatures_.values())
     if isinstance(calibrator, tcil.MulticlassIsotonic):

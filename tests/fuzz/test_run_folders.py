@@ -20,8 +20,9 @@ from fuzz.files import BYTES, CANARY, JSON, Mutation, content_of, fresh_copy, mu
 from fuzz.strategies import BAD_LABELS, JUNK, ODD, UNUSABLE
 
 pytestmark = PATIENT
-TRAINING = ["run", "--set", "epochs=1", "--set", "tasks=2", "--set", "classes=4", "--set", "memory=20",
-            "--set", "validation=20", "--calibrators", "vanilla,ts", "--no-full-data"]  # fmt: skip
+TRAINING = ["run", "--dataset", "noisy-digits", "--set", "epochs=1", "--set", "tasks=2", "--set", "classes=4",
+            "--set", "memory=20", "--set", "validation=20", "--calibrators", "vanilla,ts",
+            "--no-full-data"]  # fmt: skip
 TENSORS = ("logits", "indices", "model")
 WHOLE = ("settings.json", "results.json", "environment.json", "data.json")
 FILES = [

@@ -39,7 +39,7 @@ class Saved:
         return "Saved(...)"
 
 
-def calibrators() -> dict[str, tcil.Calibrator]:
+def calibrators() -> dict[str, tcil.extending.Calibrator]:
     rng = np.random.default_rng(0)
     labels = np.arange(60) % CLASSES
     logits = rng.normal(size=(60, CLASSES)) + 2 * np.eye(CLASSES)[labels]

@@ -15,7 +15,8 @@ from fuzz import oracles
 from fuzz.cases import cases
 from fuzz.commands import run, workshop
 from fuzz.strategies import JUNK
-from tcil.experiments.settings import PRESETS, RunSettings
+from tcil.experiments.config.presets import PRESETS
+from tcil.experiments.config.settings import RunSettings
 
 ENTRY = "study files"
 KEYS = [

@@ -1,10 +1,10 @@
-"""Layer 1, calibration: tensors in, tensors out.
+"""Calibration: tensors in, tensors out.
 
-Nothing here knows of datasets, learners, settings files or run folders. Inside the layer, the reading order is
+Nothing here knows of datasets, learners, settings files or run folders. The reading order is
 
-    examples, classifier   what the user hands over: labelled images, a trained network (features: what its head reads)
-    temperature            TempOpt, the exact temperature of a set of logits
-    perturbation           where exemplars are pushed, and how far
-    calibrators/           T-CIL and the baselines, built from the three above
-    metrics                how honest the confidences are afterwards
+    inputs/         what the user hands over: labelled images, a trained network (features: what its head reads)
+    temperature     TempOpt, the exact temperature of a set of logits
+    perturbation    where exemplars are pushed, and how far
+    calibrators/    T-CIL and the baselines, built from the three above
+    storage         fitted calibrators on disk
 """

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tcil.calibration.options import Option, Verdict
-from tcil.calibration.ranks import Ranks
 from tcil.calibration.temperature import TemperatureFit
+from tcil.foundation.options import Option, Verdict
+from tcil.foundation.ranks import Ranks
+from tcil.foundation.records import Record
 
 # Distances to class means are held for this many pairs of a row and a class at a time.
 _CHUNK_ELEMENTS = 1 << 21
@@ -21,7 +22,9 @@ _CHUNK_ELEMENTS = 1 << 21
 class DirectionPolicy(Option):
     """Toward which class an exemplar is pushed.
 
-    >>> from tcil import DirectionPolicy
+    Examples
+    --------
+    >>> from tcil.options import DirectionPolicy
     >>> print(*(f"{p}: {p.meaning}" for p in DirectionPolicy), sep="\\n")
     paper: old classes toward the nearest class mean, new classes toward the farthest (T-CIL)
     random: every exemplar toward a class drawn at random
@@ -38,7 +41,9 @@ class DirectionPolicy(Option):
 class SearchMethod(Option):
     """How the magnitude is looked for.
 
-    >>> from tcil import SearchMethod
+    Examples
+    --------
+    >>> from tcil.options import SearchMethod
     >>> print(*(f"{m}: {m.meaning}" for m in SearchMethod), sep="\\n")
     interpolation: the bracket that the bisection ends in, found by interpolating log T in about half as many passes
     bisection: the paper's: the bracket is halved until it is no wider than the tolerance
@@ -131,6 +136,14 @@ class TargetChooser:
         if self._policy is DirectionPolicy.RANDOM:
             self._draw(columns)
 
+    def mark(self) -> Tensor:
+        """Where the random policy is in its draws, for `back_to`."""
+        return self._generator.get_state()
+
+    def back_to(self, mark: Tensor) -> None:
+        """Go on with the draws from there: exemplars that are directed again keep their targets."""
+        self._generator.set_state(mark)
+
     def _draw(self, columns: Tensor) -> Tensor:
         return torch.randint(1, len(self._means), columns.shape, generator=self._generator)
 
@@ -146,13 +159,20 @@ def _places_after(columns: Tensor, draws: Tensor, barred: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SearchStep:
-    """One step of the magnitude search: a magnitude, and the temperature of the new exemplars pushed that far.
+class SearchStep(Record):
+    """One step of the magnitude search.
 
-    `temperature` is 0 where all of them are still right and infinity where they are anti-informative.
+    Attributes
+    ----------
+    magnitude : float
+        How far the new exemplars were pushed.
+    temperature : float
+        Their temperature there: 0 where all are still correct, infinity where they are anti-informative.
 
-    >>> import tcil
-    >>> tcil.SearchStep(magnitude=0.5, temperature=2.0)
+    Examples
+    --------
+    >>> from tcil.results import SearchStep
+    >>> SearchStep(magnitude=0.5, temperature=2.0)
     SearchStep(magnitude=0.5, temperature=2.0)
     """
 
@@ -196,72 +216,102 @@ def search_magnitude(
     tried far from there are looked at with `glance`, the temperature of a few samples; if one lies on the other side of
     the target and proves to be there, the temperature does not grow, and the bisection decides.
     """
-    trace = [SearchStep(0.0, clean.limit)]
-    tried: dict[float, SearchStep] = {}
-
-    def outcome(magnitude: float, reachable: bool, high: float, *verdicts: Verdict) -> MagnitudeSearch:
-        return MagnitudeSearch(magnitude, reachable, (0.0, high), tuple(trace), verdicts)
-
-    def step_at(magnitude: float) -> SearchStep:
-        if magnitude not in tried:
-            tried[magnitude] = SearchStep(magnitude, temperature_at(magnitude).limit)
-            trace.append(tried[magnitude])
-        return tried[magnitude]
-
-    def bisect(low: SearchStep, top: float, width: float) -> tuple[SearchStep, SearchStep]:
-        """Both ends of the last bracket; the top's temperature is nan, since it is never tried."""
-        high = SearchStep(top, math.nan)
-        while high.magnitude - low.magnitude > width:
-            step = step_at((low.magnitude + high.magnitude) / 2)
-            low, high = (step, high) if step.temperature < target else (low, step)
-        return low, high
-
-    def interpolate(low: SearchStep, top: float, width: float) -> tuple[SearchStep, SearchStep]:
-        """The same, by steps to the guessed root; two that do not halve the bracket are followed by one that does."""
-        begin, ends, slow = low, (low, SearchStep(top, math.nan)), 0
-        halvings = math.ceil(math.log2(max(1.0, (top - begin.magnitude) / width)))
-        cells, first, last = 2**halvings, 0, 2**halvings
-        cell = (top - begin.magnitude) / cells
-        while last - first > 1:
-            guess = round((_guess(list(tried.values()), target, _START * top) - begin.magnitude) / cell)
-            if slow == 2 or not first <= guess <= last:
-                guess = (first + last) // 2
-            index = min(max(guess, first + 1), last - 1)
-            step, before = step_at(begin.magnitude + index * cell), last - first
-            if step.temperature < target:
-                first, ends = index, (step, ends[1])
-            else:
-                last, ends = index, (ends[0], step)
-            slow = 0 if 2 * (last - first) <= before else slow + 1
-        low, high = ends
-        for middle in _bisected(0, cells, first):
-            magnitude = begin.magnitude + middle * cell
-            far = magnitude >= 2 * high.magnitude or magnitude <= low.magnitude / 2
-            if (
-                glance is None
-                or not far
-                or magnitude in tried
-                or (glance(magnitude).limit < target) == (middle <= first)
-            ):
-                continue
-            if (step_at(magnitude).temperature < target) != (middle <= first):
-                return bisect(begin, top, width)
-        return ends
-
-    shrink = bisect if method is SearchMethod.BISECTION else interpolate
+    search = _Search(temperature_at, clean, target, glance)
+    shrink = search.bisect if method is SearchMethod.BISECTION else search.interpolate
     if clean.limit >= target:
-        return outcome(0.0, False, 1.0, Verdict.TARGET_BELOW_RANGE)
+        return search.outcome(0.0, 1.0, Verdict.TARGET_BELOW_RANGE, reachable=False)
     top = 1.0
-    low, high = shrink(trace[0], top, tolerance)
+    low, high = shrink(search.trace[0], top, tolerance)
     widened: tuple[Verdict, ...] = ()
     if high.magnitude == top and input_scale > top:
         top, widened = input_scale, (Verdict.BRACKET_WIDENED,)
         low, high = shrink(low, top, tolerance * top)
     if high.magnitude == top:
-        return outcome(top, False, top, *widened, Verdict.TARGET_ABOVE_RANGE)
+        return search.outcome(top, top, *widened, Verdict.TARGET_ABOVE_RANGE, reachable=False)
     jumped = (Verdict.TARGET_JUMPED,) if low.temperature == 0.0 and high.temperature == math.inf else ()
     coarse = (Verdict.BELOW_TOLERANCE,) if low.magnitude == 0.0 else ()
-    return outcome((low.magnitude + high.magnitude) / 2, not jumped, top, *widened, *jumped, *coarse)
+    middle = (low.magnitude + high.magnitude) / 2
+    return search.outcome(middle, top, *widened, *jumped, *coarse, reachable=not jumped)
+
+
+_Bracket: TypeAlias = tuple[SearchStep, SearchStep]  # its top's temperature is nan until it is tried
+
+
+class _Search:
+    """The steps of one search: every magnitude is tried once."""
+
+    def __init__(
+        self,
+        temperature_at: Callable[[float], TemperatureFit],
+        clean: TemperatureFit,
+        target: float,
+        glance: Callable[[float], TemperatureFit] | None,
+    ) -> None:
+        self._temperature_at, self._target, self._glance = temperature_at, target, glance
+        self.trace = [SearchStep(0.0, clean.limit)]
+        self._tried: dict[float, SearchStep] = {}
+
+    def outcome(self, magnitude: float, high: float, *verdicts: Verdict, reachable: bool) -> MagnitudeSearch:
+        """What was found in [0, high]."""
+        return MagnitudeSearch(magnitude, reachable, (0.0, high), tuple(self.trace), verdicts)
+
+    def bisect(self, low: SearchStep, top: float, width: float) -> _Bracket:
+        """Both ends of the last bracket; a top that is still the first one was never tried."""
+        high = SearchStep(top, math.nan)
+        while high.magnitude - low.magnitude > width:
+            step = self._step_at((low.magnitude + high.magnitude) / 2)
+            low, high = (step, high) if self._is_low(step) else (low, step)
+        return low, high
+
+    def interpolate(self, low: SearchStep, top: float, width: float) -> _Bracket:
+        """The same, by steps to the guessed root, wherever the temperature grows with the magnitude."""
+        halvings = math.ceil(math.log2(max(1.0, (top - low.magnitude) / width)))
+        cells = 2**halvings
+        cell = (top - low.magnitude) / cells
+        first, ends = self._step_to_the_root((low, SearchStep(top, math.nan)), cells, cell)
+        for middle in _bisected(0, cells, first):
+            if self._is_elsewhere(low.magnitude + middle * cell, ends, below=middle <= first):
+                return self.bisect(low, top, width)
+        return ends
+
+    def _step_to_the_root(self, ends: _Bracket, cells: int, cell: float) -> tuple[int, _Bracket]:
+        """The cell of the bracket that the root is in, and its ends.
+
+        Two steps that do not halve what is left are followed by one that does.
+        """
+        begin, top = ends[0].magnitude, ends[1].magnitude
+        first, last, slow = 0, cells, 0
+        while last - first > 1:
+            guess = round((_guess(list(self._tried.values()), self._target, _START * top) - begin) / cell)
+            if slow == 2 or not first <= guess <= last:
+                guess = (first + last) // 2
+            index = min(max(guess, first + 1), last - 1)
+            step, before = self._step_at(begin + index * cell), last - first
+            if self._is_low(step):
+                first, ends = index, (step, ends[1])
+            else:
+                last, ends = index, (ends[0], step)
+            slow = 0 if 2 * (last - first) <= before else slow + 1
+        return first, ends
+
+    def _is_elsewhere(self, magnitude: float, ends: _Bracket, *, below: bool) -> bool:
+        """Whether a magnitude far `below` or above the root proves to lie on the other side of the target."""
+        low, high = ends
+        far = magnitude >= 2 * high.magnitude or magnitude <= low.magnitude / 2
+        if self._glance is None or not far or magnitude in self._tried:
+            return False
+        if (self._glance(magnitude).limit < self._target) == below:
+            return False
+        return self._is_low(self._step_at(magnitude)) != below
+
+    def _is_low(self, step: SearchStep) -> bool:
+        return step.temperature < self._target
+
+    def _step_at(self, magnitude: float) -> SearchStep:
+        if magnitude not in self._tried:
+            self._tried[magnitude] = SearchStep(magnitude, self._temperature_at(magnitude).limit)
+            self.trace.append(self._tried[magnitude])
+        return self._tried[magnitude]
 
 
 def _guess(tried: Sequence[SearchStep], target: float, start: float) -> float:

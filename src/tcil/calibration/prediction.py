@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, overload
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration import random_state, ranks
-from tcil.calibration.arrays import classes_and_columns, label_columns, pick_columns, whole_number
-from tcil.calibration.classifier import Classifier
-from tcil.calibration.errors import invalid
-from tcil.calibration.examples import EVALUATION_TRANSFORM, MAX_BATCHES, Examples, ExampleStream, Unpack
+from tcil.calibration.inputs.classifier import Classifier
+from tcil.calibration.inputs.examples import EVALUATION_TRANSFORM, MAX_BATCHES, Examples, ExampleStream, Unpack
+from tcil.foundation import random_state, ranks
+from tcil.foundation.arrays import Ints, classes_and_columns, label_columns, pick_columns, whole_number
+from tcil.foundation.errors import invalid
 
 
+@overload
+def predict_logits(
+    model: nn.Module,
+    data: tuple[npt.NDArray[Any], npt.NDArray[Any]],
+    *,
+    classes: Iterable[Any] | None = None,
+    columns: Iterable[Any] | None = None,
+    batch_size: int = 256,
+    device: str | torch.device | None = None,
+    unpack: Unpack | None = None,
+    max_batches: int = MAX_BATCHES,
+) -> tuple[npt.NDArray[Any], Ints]: ...
+@overload
 def predict_logits(
     model: nn.Module,
     data: Examples,
@@ -25,18 +39,50 @@ def predict_logits(
     device: str | torch.device | None = None,
     unpack: Unpack | None = None,
     max_batches: int = MAX_BATCHES,
-) -> tuple[Any, Any]:
-    """Logits (N, K) and labels (N,) of `data`, in evaluation mode, the model left as it was.
+) -> tuple[Tensor, Tensor]: ...
+def predict_logits(
+    model: nn.Module,
+    data: Examples,
+    *,
+    classes: Iterable[Any] | None = None,
+    columns: Iterable[Any] | None = None,
+    batch_size: int = 256,
+    device: str | torch.device | None = None,
+    unpack: Unpack | None = None,
+    max_batches: int = MAX_BATCHES,
+) -> tuple[Tensor | npt.NDArray[Any], Tensor | Ints]:
+    """Logits and labels of `data`, in evaluation mode. The model and all random states are left unchanged.
 
-    `data` is a pair of tensors or arrays, a Dataset (anything with a length and examples by index) or a DataLoader.
-    Integer inputs, such as token ids, reach the model as they are. `unpack` says where a batch has its inputs and
-    labels: two keys, two positions or a function. A loader without a length is refused after `max_batches`.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network, which returns logits.
+    data : pair of tensors or arrays, Dataset or DataLoader
+        Inputs and labels. A Dataset is anything with a length and examples by index. Integer inputs, such as token
+        ids, reach the model as they are.
+    classes : iterable of int, optional
+        The label of each logit column; a wider head is cut to its first `len(classes)` columns.
+    columns : iterable of int, optional
+        Which columns of a wider head are the classes'. Where a fixed head has a column for every label, pass the labels
+        seen so far.
+    batch_size : int
+        Rows per forward pass; loaders have their own.
+    device : str or torch.device, optional
+        Where the model runs. Default: where it is.
+    unpack : two keys, two positions or a function, optional
+        Where a batch has its inputs and labels.
+    max_batches : int
+        A loader without a length is refused after so many.
 
-    `classes[i]` is the label of logit column i; a wider head is cut to its first `len(classes)` columns, or to
-    `columns`: where a fixed head has a column for every label, pass the labels seen so far as `columns`. Labels are
-    returned as they are. Arrays give arrays, everything else gives tensors on the CPU. All random states are left as
-    they were.
+    Returns
+    -------
+    logits : tensor or array (N, K)
+        Arrays for a pair of arrays, else tensors on the CPU.
+    labels : tensor or array (N,)
+        As they are in `data`.
 
+    Examples
+    --------
     >>> import torch, tcil
     >>> logits, labels = tcil.predict_logits(torch.nn.Linear(4, 3), (torch.randn(10, 4), torch.arange(10) % 3))
     >>> logits.shape, labels.shape
@@ -52,7 +98,7 @@ def predict_logits(
             logits, labels = stream_logits(classifier, stream)
     if names is not None:
         logits = pick_columns(logits, len(names), places)
-    label_columns(labels, names, "data labels", logits.shape[1])
+    label_columns(labels, names, "data labels", logits.shape[1], stream.doubt)
     return (logits.numpy(), labels.numpy()) if stream.given_as_numpy else (logits, labels)
 
 
@@ -62,9 +108,10 @@ def stream_logits(
     """All logits and labels of a stream, whose inputs may be changed on the way."""
     together, logits, labels = ranks.current(), [], []
     with torch.no_grad():
-        for number, (inputs, own) in enumerate(stream):
+        for dealt in together.deal(stream):
+            inputs, own = dealt.batch
             changed = change(inputs)  # for every batch, since it may draw
-            if number == 0 or together.owns(number):
+            if dealt.here:
                 logits.append(_logits(classifier, changed, stream.argument).cpu())
             labels.append(own)
     return together.gathered(logits, [len(own) for own in labels]), torch.cat(labels)

@@ -7,12 +7,10 @@ of format version 1 have no checksum; what they hold is checked as strictly.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import math
 import os
 import re
-import secrets
 import stat
 import types
 import typing
@@ -28,8 +26,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from tcil.calibration.checksums import Damaged, is_sealed_json, open_json, seal_json
-from tcil.calibration.errors import invalid
+from tcil.foundation.checksums import Damaged, is_sealed_json, open_json, seal_json
+from tcil.foundation.errors import invalid
+from tcil.foundation.files import replace_file
 
 FORMAT = "tcil-calibrator"
 FORMAT_VERSION = 2  # sealed; version 1 had the same fields without a checksum
@@ -47,10 +46,9 @@ _WANTED = (
     "array_file",
 )
 _INLINE_ELEMENTS = 16  # arrays up to this size are written into the JSON itself
-# Storage that has no such thing as a folder that is flushed; nothing is lost there by not asking for it.
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 _LARGEST_JSON, _LARGEST_ARRAYS = 1 << 26, 1 << 32  # bytes; a calibrator has a few thousand
+_LONGEST_NAME = 255  # bytes
 _OF_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
 _AS_WRITTEN = "a file as save() wrote it"
 _INT64 = range(-(2**63), 2**63)
@@ -69,7 +67,7 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path
     from tcil import __version__
 
     if path.suffix != ".json":
-        raise invalid("path", str(path), "a file name that ends in .json")
+        raise invalid("path", str(path), "a file name that ends in .json", "For instance calibrator.json.")
     if not path.parent.is_dir():
         raise invalid("path", str(path), "a file in a folder that exists", f"Make {path.parent} first.")
     inline = {name: value for name, value in arrays.items() if _fits_inline(value)}
@@ -93,7 +91,7 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path
     if beside is not None:
         replace_file(path.with_name(beside["file"]), content)
     replace_file(path, sealed)
-    if before is not None and (beside is None or before.name != beside["file"]):
+    if before is not None and (beside is None or before.name != beside["file"]) and not _needed(before, path):
         before.unlink(missing_ok=True)  # the arrays of what was saved here before
     return path
 
@@ -108,6 +106,19 @@ def _array_file(path: Path) -> Path | None:
     if not isinstance(name, str) or not re.fullmatch(re.escape(path.stem) + r"\.[0-9a-f]{12}\.safetensors", name):
         return None
     return path.with_name(name)
+
+
+def _needed(arrays: Path, path: Path) -> bool:
+    """Whether another JSON file of the folder names these arrays, a copy of what was saved before; or may name them."""
+    for other in arrays.parent.glob("*.json"):
+        try:
+            if other.name != path.name and arrays.name.encode() in _content(other, _LARGEST_JSON):
+                return True
+        except Damaged:  # too large for a calibrator, or a pipe
+            continue
+        except ValueError:  # it cannot be read here
+            return True
+    return False
 
 
 def _content(path: Path, largest: int) -> bytes:
@@ -138,7 +149,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise invalid(
             "path",
-            f"{path} in format version {version!r}, written by tcil {record.get('tcil_version')}",
+            f"{path} in format version {version!r}, written by tcil {record.get('tcil_version')!r:.40}",
             f"format version 1 to {FORMAT_VERSION}",
             "Install a tcil of the version that wrote it.",
         )
@@ -153,6 +164,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         beside = None
         if record["array_file"] is not None:
             beside, digest = path.with_name(Path(record["array_file"]["file"]).name), record["array_file"]["sha256"]
+            if len(os.fsencode(beside.name)) > _LONGEST_NAME:
+                raise ValueError(f"an array file whose name has {len(beside.name)} letters")
     if beside is not None:
         if not beside.exists():
             expected = f"{beside.name} beside it"
@@ -174,15 +187,7 @@ def damage_named(path: Path) -> Iterator[None]:
     """Whatever reading a damaged file leads to becomes one error that names the file."""
     try:
         yield
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
+    except _OF_DAMAGE as error:
         raise invalid("path", f"{path}, which is damaged ({error!r})", _AS_WRITTEN) from error
 
 
@@ -255,49 +260,3 @@ def _from_inline(entry: dict[str, Any]) -> Tensor:
         return [checked(part) for part in value] if isinstance(value, list) else decode(kind, value)
 
     return torch.tensor(checked(entry["value"]), dtype=dtype)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to disk, rename, and flush the folder: a reader sees the old file or the new one.
-
-    After a power cut as well: the content is on disk before its name is, and once this returns both are. Where it
-    cannot be written (a full disk, say), the error names the file, the old one stays, and no part is left.
-    """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")  # a name that nobody can foresee
-    try:
-        with partial.open("xb") as file:  # of nobody else: what has that name, a link say, is not written
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OSError(
-            error.errno, f"could not be written ({error.strerror or error}); what was there before is kept", str(path)
-        ) from error
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing, so that a power cut does not take them away again."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        sync_folder(folder.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush the names in a folder to disk, where its storage can."""
-    try:
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            reason = f"could not be flushed to disk ({error.strerror or error}); a power cut may undo the last write"
-            raise OSError(error.errno, reason, str(path)) from error

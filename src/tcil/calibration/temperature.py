@@ -8,16 +8,19 @@ are left out of every row's softmax and mean; a row with one class left says not
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tcil.calibration.arrays import ArrayLike, logits_and_columns, whole_number, without_masked
-from tcil.calibration.options import Option, Verdict
+from tcil.foundation.arrays import ArrayLike, logits_and_columns, whole_number, without_masked
+from tcil.foundation.options import Option, Verdict
+from tcil.foundation.records import Record
 
 # Rows are widened to float64 this many elements at a time, so that the solve needs little beyond the logits.
 _CHUNK_ELEMENTS = 1 << 21
@@ -26,7 +29,9 @@ _CHUNK_ELEMENTS = 1 << 21
 class Solver(Option):
     """How a temperature is found.
 
-    >>> from tcil import Solver
+    Examples
+    --------
+    >>> from tcil.options import Solver
     >>> print(*(f"{s}: {s.meaning}" for s in Solver), sep="\\n")
     exact: the root of the gradient, by safeguarded Newton in float64
     sgd: the authors' schedule on T: lr 0.1, divided by 10 at epoch 50, 100 epochs, batch 128, T0 = 1
@@ -40,13 +45,29 @@ class Solver(Option):
 
 
 @dataclass(frozen=True)
-class TemperatureFit:
+class TemperatureFit(Record):
     """A fitted temperature with its verdict.
 
-    `temperature` is 1.0 unless `verdict` is "ok"; `limit` is where the optimum really lies (0 or infinity for a
-    degenerate set). `gradient` is the derivative of the mean NLL with respect to 1/T at `temperature`: at most 1e-10
-    times the spread of the logits where the exact solver found a root.
+    Attributes
+    ----------
+    temperature : float
+        What logits are divided by; 1 unless `verdict` is "ok".
+    verdict : tcil.options.Verdict
+        Whether the data identify a temperature.
+    nll_before, nll_after : float
+        The mean cross-entropy at T = 1 and at `temperature`.
+    gradient : float
+        The derivative of the mean cross-entropy with respect to 1/T at `temperature`: at most 1e-10 times the spread
+        of the logits where the exact solver found a root.
+    n_samples : int
+        Rows of logits.
+    solver : tcil.options.Solver
+        How it was found.
+    limit : float
+        Where the optimum lies: 0 or infinity for a degenerate set.
 
+    Examples
+    --------
     >>> import tcil
     >>> fit = tcil.fit_temperature([[2.0, 0.0], [0.0, 3.0]], [0, 1])
     >>> fit.temperature, str(fit.verdict), fit.limit
@@ -79,9 +100,26 @@ def fit_temperature(
 ) -> TemperatureFit:
     """The temperature that minimises the cross-entropy of `logits / T` against `labels` (TempOpt).
 
-    `classes` names the logit columns in label space (default: columns are the labels 0..K-1). `seed` orders the
-    batches of the SGD solver; the exact one has no randomness.
+    Parameters
+    ----------
+    logits : tensor or array (N, K)
+        The network's outputs before softmax.
+    labels : tensor or array (N,)
+        The class of each row.
+    classes : iterable of int, optional
+        The label of each logit column. Default: 0 to K - 1.
+    solver : {"exact", "sgd"}
+        How the temperature is found (`tcil.options.Solver`).
+    seed : int
+        Orders the batches of the SGD solver; the exact one has no randomness.
 
+    Returns
+    -------
+    tcil.results.TemperatureFit
+        The temperature with its verdict.
+
+    Examples
+    --------
     >>> import tcil
     >>> logits = [[4.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 4.0], [4.0, 0.0, 0.0]]
     >>> fit = tcil.fit_temperature(logits, [0, 1, 2, 1])     # three in four right, at a confidence of 0.96
@@ -98,7 +136,11 @@ def solve_temperature(z: Tensor, y: Tensor, solver: Solver = Solver.EXACT, seed:
     loss = _Loss(z, y)
     temperature, verdict = 1.0, loss.verdict
     if verdict is Verdict.OK and solver is Solver.EXACT:
-        temperature = loss.spread / _root(loss)
+        c = _root(loss)
+        if c is None:
+            loss = loss.unscaled()
+            c = _bisected(loss)
+        temperature = loss.spread / c
     elif verdict is Verdict.OK:
         raw = _sgd(z, y, seed)
         if math.isfinite(raw) and raw > 0:
@@ -108,6 +150,31 @@ def solve_temperature(z: Tensor, y: Tensor, solver: Solver = Solver.EXACT, seed:
     nll_before, gradient = loss.nll(1.0)
     nll_after, gradient = loss.nll(temperature) if temperature != 1.0 else (nll_before, gradient)
     return TemperatureFit(temperature, verdict, nll_before, nll_after, gradient, len(z), solver)
+
+
+Interval = tuple[float, float]
+
+
+def temperature_interval(*sets: tuple[Tensor, Tensor], n_resamples: int = 50) -> Interval | None:
+    """A 95 % bootstrap interval of the temperature of a set of logits and label columns.
+
+    With further sets, which the first one's temperature moves with in proportion, each is resampled. None where a
+    resample has no temperature.
+    """
+    generator = torch.Generator().manual_seed(0)
+    whole = [solve_temperature(*part).temperature for part in sets]
+    found = []
+    for _ in range(n_resamples):
+        temperature = whole[0]
+        for (z, y), own in zip(sets, whole, strict=True):
+            rows = torch.randint(len(y), (len(y),), generator=generator)
+            fit = solve_temperature(z[rows], y[rows])
+            if fit.verdict is not Verdict.OK:
+                return None
+            temperature *= fit.temperature / own
+        found.append(temperature)
+    low, high = np.quantile(found, [0.025, 0.975])
+    return float(low), float(high)
 
 
 class _Loss:
@@ -133,6 +200,17 @@ class _Loss:
         self.spread = spread / self._n or 1.0
         if self._n <= self._rows:
             self._only_chunk = self._chunk(0)
+
+    def unscaled(self) -> _Loss:
+        """The same in units of the logits, where L and L' stay within float64 whatever the rows' own scales are.
+
+        L'' does not: its squares may overflow.
+        """
+        other = copy.copy(self)
+        other.spread, other._only_chunk = 1.0, None
+        if self._n <= self._rows:
+            other._only_chunk = other._chunk(0)
+        return other
 
     def _chunk(self, start: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Shifted rows, their own entries, and which take part (None: all); those that do not are 0."""
@@ -167,6 +245,8 @@ class _Loss:
         return value, slope * self.spread
 
 
+_NEWTON_STEPS = 100  # ordinary sets need about ten
+_LARGEST_LOG = 690.0  # of 1/T, which stays within float64, as T does
 _NO_SPREAD = 1e-300  # below it, float64 has lost digits, and the inverse of a temperature may not exist
 
 
@@ -181,12 +261,14 @@ def _verdict(above: float, below: float, spread: float) -> Verdict:
     return Verdict.OK
 
 
-def _root(loss: _Loss) -> float:
-    """The root of L' by Newton's method in log c, kept inside a shrinking bracket."""
+def _root(loss: _Loss) -> float | None:
+    """The root of L' by Newton's method in log c, kept inside a shrinking bracket; None where that does not end."""
     low, high, point = -math.inf, math.inf, 0.0
-    for _ in range(300):
+    for _ in range(_NEWTON_STEPS):
         c = math.exp(point)
         _, slope, curvature = loss.at(c)
+        if slope == curvature == 0.0:  # both have left float64, which tells nothing
+            return None
         low, high = (point, high) if slope < 0 else (low, point)
         step = -slope / (c * curvature) if curvature > 0 else math.copysign(2.0, -slope)
         step = max(-2.0, min(2.0, step))
@@ -196,12 +278,26 @@ def _root(loss: _Loss) -> float:
         point += step
         if not low < point < high:
             point = (low + high) / 2
+    else:
+        return None
     slope = loss.at(math.exp(point))[1]
     if abs(slope) > 1e-10:
         raise RuntimeError(
             f"fit_temperature: the gradient is still {slope:.3g} at T = {loss.spread / math.exp(point):.6g}"
         )
     return math.exp(point)
+
+
+def _bisected(loss: _Loss) -> float:
+    """The root of L' by bisection in log c.
+
+    Rows whose logits are larger than the others' by many powers of ten make Newton's steps ever shorter; and beside
+    them, in units of the spread, the others' may be too small for float64.
+    """
+    low, high = -_LARGEST_LOG, _LARGEST_LOG
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if loss.at(math.exp(middle))[1] < 0 else (low, middle)
+    return math.exp(high)
 
 
 def _sgd(z: Tensor, y: Tensor, seed: int) -> float:

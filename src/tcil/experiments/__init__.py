@@ -1,1 +1,1 @@
-"""Layer 3, experiments: settings, runs on disk, calibration of finished tasks, tables and reports, the command line."""
+"""The benchmark: settings, runs on disk, calibration of finished tasks, tables and reports, the command line."""

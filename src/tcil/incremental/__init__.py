@@ -1,1 +1,1 @@
-"""Layer 2, class-incremental learning: what trains a network task by task and hands it to layer 1."""
+"""Class-incremental learning: datasets, task streams, memories, networks, and learners that train task by task."""

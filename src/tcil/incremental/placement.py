@@ -7,25 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import nn
 
-from tcil.calibration.options import Option
+from tcil.incremental.data.layout import Layout
 from tcil.incremental.networks import seeded
-
-
-class Layout(Option):
-    """In which order images and weights lie in memory."""
-
-    CHANNELS_LAST = "channels_last", "the channels of a pixel side by side: mostly the faster one"
-    CONTIGUOUS = "contiguous", "channel by channel (NCHW)"
-
-    @property
-    def form(self) -> torch.memory_format:
-        """As torch names it."""
-        return torch.channels_last if self is Layout.CHANNELS_LAST else torch.contiguous_format
 
 
 @dataclass(frozen=True)
@@ -36,7 +23,7 @@ class Placement:
     threads: int
     images_per_second: tuple[tuple[str, float], ...] = ()
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """For the run's environment."""
         measured = {name: round(speed, 1) for name, speed in self.images_per_second}
         return {"layout": str(self.layout), "threads": self.threads, "images_per_second": measured}

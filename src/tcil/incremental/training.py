@@ -1,7 +1,7 @@
 """The training loop: epochs of a stage, resumable after each step, the same to the bit whether interrupted or not.
 
-Under `tcil.sharded()` the ranks train together: all draw the same batches, each takes its part, and after the backward
-pass one message carries the gradients, the BN running statistics and the loss of every rank. That is what
+Under `tcil.distributed.sharded()` the ranks train together: all draw the same batches, each takes its part, and after
+the backward pass one message carries the gradients, the BN running statistics and the loss of every rank. That is what
 DistributedDataParallel does, without its wrapper: losses here call the network in their own ways (a teacher beside it,
 DER's frozen extractors, a head alone), which a wrapped forward would not see.
 """
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tcil.calibration import ranks
-from tcil.calibration.options import Option
-from tcil.calibration.ranks import Ranks
-from tcil.incremental.images import Dataset, ImageSet, Pixels
+from tcil.foundation import ranks
+from tcil.foundation.options import Option
+from tcil.foundation.ranks import Ranks
+from tcil.incremental.arithmetic import Arithmetic
+from tcil.incremental.data.images import Dataset, ImageSet, Pixels
 from tcil.incremental.learners.base import Stage
+from tcil.incremental.schedule import MOMENTUM
 
 
 class OptimizerKind(Option):
@@ -38,7 +40,8 @@ class TrainingDiverged(RuntimeError):
 class EpochState:
     """Where training stands inside a stage: epochs done, and what the optimizer and the generator need to go on.
 
-    Inside an epoch also the order of its rows, the steps done and the sum of their losses.
+    Inside an epoch also the order of its rows, the steps done and the sum of their losses. In fp16 also where the scale
+    of the loss stands.
     """
 
     epoch: int = 0
@@ -47,6 +50,7 @@ class EpochState:
     step: int = 0
     order: Tensor | None = None
     total: Tensor | None = None
+    scale: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Interrupted(Exception):
@@ -69,6 +73,7 @@ def train_stage(
     state: EpochState,
     on_epoch: Callable[[EpochState, float], None],
     stop: Callable[[], bool] = lambda: False,
+    arithmetic: Arithmetic = Arithmetic(),  # noqa: B008 (frozen)
 ) -> None:
     """Run the epochs of a stage from `state` on; `on_epoch` gets the new state and the epoch's mean loss.
 
@@ -80,10 +85,10 @@ def train_stage(
     restore_optimizer(steps, state.optimizer)
     if state.generator is not None:
         generator.set_state(state.generator)
-    inputs_of = _reader(stage, pixels, dataset.train, generator, batch_size)
+    scaler, loss_of = arithmetic.scaler(device, state.scale), arithmetic.loss(stage.loss)
+    with arithmetic.cast(device):
+        inputs_of = _reader(stage, pixels, dataset.train, generator, batch_size)
     for epoch in range(state.epoch, stage.schedule.epochs):
-        for group in steps.param_groups:
-            group["lr"] = stage.schedule.rate(epoch)
         model.train()
         if state.order is not None:
             order, total, done = state.order, state.total.to(device), state.step  # type: ignore[union-attr]
@@ -91,23 +96,31 @@ def train_stage(
             order = stage.rows[torch.randperm(len(stage.rows), generator=generator)]
             total, done = torch.zeros((), device=device), 0
         state = EpochState()
-        for rows in order.split(batch_size)[done:]:
+        batches = order.split(batch_size)
+        for rows in batches[done:]:
+            for group in steps.param_groups:
+                group["lr"] = stage.schedule.rate(epoch + done / len(batches))
             part, weight = _share(together, len(rows))
-            inputs = inputs_of(rows, part)
-            loss = stage.loss(inputs, columns[rows[part]].to(inputs.device))
+            with arithmetic.cast(device):
+                loss = loss_of(*inputs_of(rows, part), columns[rows[part]].to(device))
             steps.zero_grad(set_to_none=True)
-            loss.backward()
+            scaler.backward(loss)
             mean_loss, stopping = _exchange(together, model, stage.parameters, loss.detach(), weight, stop())
-            steps.step()
+            scaler.step(steps)
+            if stage.after_step is not None:
+                with torch.no_grad():
+                    stage.after_step()
             total += mean_loss * len(rows)
             done += 1
             if stopping:
                 now = optimizer_tensors(steps)
-                raise Interrupted(EpochState(epoch, now, generator.get_state(), done, order, total))
+                raise Interrupted(EpochState(epoch, now, generator.get_state(), done, order, total, scaler.state()))
         mean = float(total) / len(order)
         if not math.isfinite(mean):
             raise TrainingDiverged(f"stage {stage.name}, epoch {epoch}: the loss is {mean}; lower lr or check the data")
-        on_epoch(EpochState(epoch + 1, optimizer_tensors(steps), generator.get_state()), mean)
+        if scaler.collapsed:
+            raise TrainingDiverged(f"stage {stage.name}, epoch {epoch}: no gradient fits into fp16; take bf16")
+        on_epoch(EpochState(epoch + 1, optimizer_tensors(steps), generator.get_state(), scale=scaler.state()), mean)
     model.eval()
 
 
@@ -137,34 +150,73 @@ def _exchange(
     return mean_loss.squeeze(0), bool(stops > 0)
 
 
+_MOST_KEPT = 2**30  # bytes of features that are kept; a fixed number, so that every machine does the same
+
+
 def _reader(
     stage: Stage, pixels: Pixels, part: ImageSet, generator: torch.Generator, batch_size: int
-) -> Callable[[Tensor, slice], Tensor]:
-    """What the loss reads of a part of the rows: augmented images, or what the stage's frozen part makes of them.
+) -> Callable[[Tensor, slice], tuple[Tensor, ...]]:
+    """What the loss reads of a part of the rows: augmented images, what the stage's frozen part makes of them, or both.
 
-    That is computed once for every image that augmentation can make, where those are fewer than there are epochs.
+    What the frozen part makes is computed once for all epochs, where `_kept` says so.
     """
-    embed = stage.embed
-    if embed is None:
-        return lambda rows, keep: pixels.augmented(part, rows, generator, keep)
-    if pixels.n_views > min(2, stage.schedule.epochs):
-        return lambda rows, keep: embed(pixels.augmented(part, rows, generator, keep))
-    views = [[embed(view) for view in pixels.views(part, rows)] for rows in stage.rows.split(batch_size)]
-    kept = torch.cat([torch.stack(batch, dim=1) for batch in views])
+    embed, beside = stage.embed, stage.beside
+    kept = _kept(stage, pixels, part, batch_size)
     place = torch.full((len(part),), -1)
     place[stage.rows] = torch.arange(len(stage.rows))
 
-    def look_up(rows: Tensor, keep: slice) -> Tensor:
-        view = torch.randint(kept.shape[1], rows.shape, generator=generator)[keep]
-        return kept[place[rows[keep]].to(kept.device), view.to(kept.device)]
+    def images(rows: Tensor, keep: slice) -> tuple[Tensor, ...]:
+        return (pixels.augmented(part, rows, generator, keep),)
 
-    return look_up
+    def embedded(rows: Tensor, keep: slice) -> tuple[Tensor, ...]:
+        assert embed is not None
+        return (embed(pixels.augmented(part, rows, generator, keep)),)
+
+    def embedded_before(rows: Tensor, keep: slice) -> tuple[Tensor, ...]:
+        assert kept is not None
+        view = torch.randint(kept.shape[1], rows.shape, generator=generator)[keep]
+        return (kept[place[rows[keep]].to(kept.device), view.to(kept.device)],)
+
+    def both(rows: Tensor, keep: slice) -> tuple[Tensor, ...]:
+        assert beside is not None
+        x = pixels.augmented(part, rows, generator, keep)
+        return x, beside(x)
+
+    def both_before(rows: Tensor, keep: slice) -> tuple[Tensor, ...]:
+        assert kept is not None
+        x, view = pixels.drawn(part, rows, generator, keep)
+        return x, kept[place[rows[keep]].to(kept.device), view]
+
+    if embed is not None:
+        return embedded if kept is None else embedded_before
+    if beside is not None:
+        return both if kept is None else both_before
+    return images
+
+
+def _kept(stage: Stage, pixels: Pixels, part: ImageSet, batch_size: int) -> Tensor | None:
+    """What the stage's frozen part makes of all views of its rows, (rows, views, features); ranks share the work.
+
+    None where it has no such part, where augmentation makes more views than there are epochs, or more than two, and
+    where the features would take more than 1 GiB. CIFAR-100's tenth task takes 2 views x 7,000 images x 576 x 4 bytes:
+    32 MB.
+    """
+    frozen, together = stage.embed or stage.beside, ranks.current()
+    if frozen is None or pixels.n_views > min(2, stage.schedule.epochs):
+        return None
+    batches, own = stage.rows.split(batch_size), list[Tensor]()
+    for dealt in together.deal(batches):
+        if dealt.here:
+            own.append(torch.stack([frozen(view) for view in pixels.views(part, dealt.batch)], dim=1))
+        if own[0][0].nbytes * len(stage.rows) > _MOST_KEPT:  # of the first batch, which every rank has
+            return None
+    return together.gathered(own, [len(batch) for batch in batches])
 
 
 def make_optimizer(kind: OptimizerKind, parameters: object, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     """A new optimizer over the parameters of a stage."""
     if kind is OptimizerKind.SGD:
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=weight_decay)  # type: ignore[arg-type]
+        return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM, weight_decay=weight_decay)  # type: ignore[arg-type]
     return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)  # type: ignore[arg-type]
 
 

@@ -1,23 +1,24 @@
 """The calibrators, one file per method; `base` is what they share, `maps` what they leave behind."""
 
-from tcil.calibration.calibrators.base import CalibratedModel, Calibrator, SingleTemperature, load
-from tcil.calibration.calibrators.ensemble import EnsembleFit, EnsembleTemperatureScaling
-from tcil.calibration.calibrators.isotonic import IsotonicFit, MulticlassIsotonic
+from tcil.calibration.calibrators.base import Calibrator, SingleTemperature, load
+from tcil.calibration.calibrators.ensemble import EnsembleResult, EnsembleTemperatureScaling
+from tcil.calibration.calibrators.isotonic import IsotonicResult, MulticlassIsotonic
 from tcil.calibration.calibrators.maps import CalibrationMap
-from tcil.calibration.calibrators.pact import PACT, PACTEvidence, PACTResult
+from tcil.calibration.calibrators.pact import PACT, PACTConstants, PACTEvidence, PACTResult
 from tcil.calibration.calibrators.perturbed import (
     NoiseLevel,
     NoiseSearch,
-    PerturbedFit,
+    PerturbedResult,
     PerturbedTemperatureScaling,
 )
 from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult
 from tcil.calibration.calibrators.temperature_scaling import (
     FirstTaskTemperatureScaling,
-    GroupTemperatureFit,
+    GroupTemperatureResult,
     GroupTemperatureScaling,
     TemperatureScaling,
 )
+from tcil.calibration.calibrators.wrapped import CalibratedModel
 
 __all__ = [
     "PACT",
@@ -25,18 +26,19 @@ __all__ = [
     "CalibratedModel",
     "CalibrationMap",
     "Calibrator",
-    "EnsembleFit",
+    "EnsembleResult",
     "EnsembleTemperatureScaling",
     "FirstTaskTemperatureScaling",
-    "GroupTemperatureFit",
+    "GroupTemperatureResult",
     "GroupTemperatureScaling",
-    "IsotonicFit",
+    "IsotonicResult",
     "MulticlassIsotonic",
     "NoiseLevel",
     "NoiseSearch",
+    "PACTConstants",
     "PACTEvidence",
     "PACTResult",
-    "PerturbedFit",
+    "PerturbedResult",
     "PerturbedTemperatureScaling",
     "SingleTemperature",
     "TCILEvidence",

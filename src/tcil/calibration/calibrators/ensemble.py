@@ -12,19 +12,33 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from tcil.calibration.arrays import ArrayLike, Floats, logits_and_columns
+from tcil.calibration.calibrators.arguments import BOUNDS, warn_unless_ok
 from tcil.calibration.calibrators.base import Calibrator
-from tcil.calibration.calibrators.inputs import BOUNDS, warn_unless_ok
 from tcil.calibration.calibrators.maps import CalibrationMap, EnsembleMap
-from tcil.calibration.options import Verdict
+from tcil.foundation.arrays import ArrayLike, Floats, logits_and_columns
+from tcil.foundation.options import Verdict
+from tcil.foundation.records import Record
 
 
 @dataclass(frozen=True)
-class EnsembleFit:
-    """ETS's temperature and its weights on softmax(z/T), softmax(z) and 1/K, with the squared error before and after.
+class EnsembleResult(Record):
+    """What ETS found. Near T = 1 the first two weights cannot be told apart: compare probabilities, not weights.
 
-    Near T = 1 the first two weights cannot be told apart: compare probabilities, not weights.
+    Attributes
+    ----------
+    temperature : float
+        T in softmax(z/T).
+    weights : tuple of three floats
+        Of softmax(z/T), softmax(z) and 1/K; they sum to 1.
+    mse_before, mse_after : float
+        The mean squared error of the probabilities without and with ETS.
+    verdict : tcil.options.Verdict
+        "ok", or "uniform" where all weight is on 1/K.
+    n_samples : int
+        Rows of logits.
 
+    Examples
+    --------
     >>> import tcil
     >>> fit = tcil.EnsembleTemperatureScaling().fit([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1]).result_
     >>> round(sum(fit.weights), 6), fit.mse_after <= fit.mse_before
@@ -40,13 +54,22 @@ class EnsembleFit:
 
 
 @dataclass(eq=False, kw_only=True)
-class EnsembleTemperatureScaling(Calibrator):
+class EnsembleTemperatureScaling(Calibrator[EnsembleResult]):
     """ETS: p = w0 softmax(z/T) + w1 softmax(z) + w2/K, T in [0.05, 5] and then w on the simplex, by squared error.
 
     Both steps are solved to their global optimum: T by a grid and a bounded search, w by enumerating the faces of
     the simplex. K counts the classes that are not masked. All weight on the uniform part is the published answer where
     the logits are worth nothing; the fit warns of it, and in float64 the prediction still leads, by a rounding error.
 
+    Attributes
+    ----------
+    result_ : tcil.results.EnsembleResult
+        The temperature, the weights and the squared errors.
+    classes_ : tuple of int
+        The label of each logit column.
+
+    Examples
+    --------
     >>> import torch, tcil
     >>> logits = 5 * torch.eye(3)[torch.tensor([0, 1, 2, 0])]
     >>> ensemble = tcil.EnsembleTemperatureScaling().fit(logits, torch.tensor([0, 1, 2, 2]))
@@ -55,10 +78,26 @@ class EnsembleTemperatureScaling(Calibrator):
     """
 
     map_type: ClassVar[type[CalibrationMap]] = EnsembleMap
-    result_type: ClassVar[type[Any]] = EnsembleFit
+    result_type: ClassVar[type[Any]] = EnsembleResult
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, *, classes: Iterable[Any] | None = None) -> Self:
-        """Fit on logits (N, K) and labels (N,); `classes` names the columns (default 0..K-1)."""
+        """Fit on logits and labels.
+
+        Parameters
+        ----------
+        logits : tensor or array (N, K)
+            The network's outputs before softmax.
+        labels : tensor or array (N,)
+            The class of each row.
+        classes : iterable of int, optional
+            The label of each logit column. Default: 0 to K - 1.
+
+        Returns
+        -------
+        Self
+            This calibrator, fitted.
+        """
+        self._check_options()
         z, y, names = logits_and_columns(logits, labels, classes)
         z = z.double()
         onehot = torch.nn.functional.one_hot(y, z.shape[1]).double()
@@ -70,7 +109,7 @@ class EnsembleTemperatureScaling(Calibrator):
         parts = torch.stack([scaled, plain, uniform[alive]], dim=1)
         weights = _simplex_least_squares(parts.numpy(), onehot.numpy())
         mixed = parts @ torch.from_numpy(weights)
-        result = EnsembleFit(
+        result = EnsembleResult(
             temperature,
             (float(weights[0]), float(weights[1]), float(weights[2])),
             float((plain - onehot).square().mean()),

@@ -10,18 +10,28 @@ import numpy as np
 import torch
 from scipy.optimize import isotonic_regression
 
-from tcil.calibration.arrays import ArrayLike, logits_and_columns
 from tcil.calibration.calibrators.base import Calibrator
 from tcil.calibration.calibrators.maps import CalibrationMap, IsotonicMap
+from tcil.foundation.arrays import ArrayLike, logits_and_columns
+from tcil.foundation.records import Record
 
 
 @dataclass(frozen=True)
-class IsotonicFit:
-    """How many samples went into IRM and how many knots its step function has.
+class IsotonicResult(Record):
+    """What IRM was fitted on, and how fine its step function is.
 
+    Attributes
+    ----------
+    n_samples : int
+        Rows of logits.
+    n_knots : int
+        Points between which the regression is linear.
+
+    Examples
+    --------
     >>> import tcil
     >>> tcil.MulticlassIsotonic().fit([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1]).result_
-    IsotonicFit(n_samples=3, n_knots=4)
+    IsotonicResult(n_samples=3, n_knots=4)
     """
 
     n_samples: int
@@ -29,13 +39,22 @@ class IsotonicFit:
 
 
 @dataclass(eq=False, kw_only=True)
-class MulticlassIsotonic(Calibrator):
+class MulticlassIsotonic(Calibrator[IsotonicResult]):
     """IRM: an isotonic regression of all N*K one-hot entries on all N*K probabilities, then rows divided by their sum.
 
     A slope of 1e-9 is added so that the argmax stays where the regression is flat, and where that is not enough the
     class of the largest logit leads by a rounding error; both need float64, which is what `transform` returns. Masked
     entries are left out.
 
+    Attributes
+    ----------
+    result_ : tcil.results.IsotonicResult
+        Numbers of samples and knots.
+    classes_ : tuple of int
+        The label of each logit column.
+
+    Examples
+    --------
     >>> import torch, tcil
     >>> logits = 5 * torch.eye(3)[torch.tensor([0, 1, 2, 0])]
     >>> isotonic = tcil.MulticlassIsotonic().fit(logits, torch.tensor([0, 1, 2, 2]))
@@ -44,10 +63,26 @@ class MulticlassIsotonic(Calibrator):
     """
 
     map_type: ClassVar[type[CalibrationMap]] = IsotonicMap
-    result_type: ClassVar[type[Any]] = IsotonicFit
+    result_type: ClassVar[type[Any]] = IsotonicResult
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, *, classes: Iterable[Any] | None = None) -> Self:
-        """Fit on logits (N, K) and labels (N,); `classes` names the columns (default 0..K-1)."""
+        """Fit on logits and labels.
+
+        Parameters
+        ----------
+        logits : tensor or array (N, K)
+            The network's outputs before softmax.
+        labels : tensor or array (N,)
+            The class of each row.
+        classes : iterable of int, optional
+            The label of each logit column. Default: 0 to K - 1.
+
+        Returns
+        -------
+        Self
+            This calibrator, fitted.
+        """
+        self._check_options()
         z, y, names = logits_and_columns(logits, labels, classes)
         alive = z != -torch.inf
         probs = torch.softmax(z.double(), dim=1)[alive].numpy()
@@ -66,4 +101,4 @@ class MulticlassIsotonic(Calibrator):
         if len(knots) == 1:  # every probability the same: a constant, told by two knots
             knots, values = np.array([knots[0], np.nextafter(knots[0], 2.0)]), np.repeat(values, 2)
         mapping = IsotonicMap(torch.from_numpy(knots), torch.from_numpy(values))
-        return self._fitted(mapping, names, IsotonicFit(len(z), len(knots)))
+        return self._fitted(mapping, names, IsotonicResult(len(z), len(knots)))

@@ -5,13 +5,14 @@ A masked class (see `arrays`) has probability 0 and log-probability -inf in all 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.arrays import mask_out
+from tcil.foundation.arrays import mask_out
 
 NARROW = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
@@ -56,11 +57,18 @@ def keep_argmax(log_probs: Tensor, z: Tensor) -> Tensor:
 class CalibrationMap(nn.Module):
     """Log-probabilities of logits: what a calibrator leaves behind. Subclass it for a method of your own.
 
-    Its buffers are its whole state; they never fall below float32. With `needs_features = True`, `transform` asks for
-    features and wrapped models supply them.
+    Its buffers are its whole state; they never fall below float32.
 
-    >>> import torch, tcil
-    >>> class Halving(tcil.CalibrationMap):
+    Attributes
+    ----------
+    needs_features : bool
+        With True, `transform` asks for features, and wrapped models supply them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tcil.extending import CalibrationMap
+    >>> class Halving(CalibrationMap):
     ...     def forward(self, logits, features=None):
     ...         return torch.log_softmax(logits.double() / 2, dim=1)
     >>> Halving()(torch.tensor([[2.0, 0.0]])).exp()
@@ -97,7 +105,20 @@ class CalibrationMap(nn.Module):
 
 
 class TemperatureMap(CalibrationMap):
-    """log softmax(z / T)."""
+    """log softmax(z / T).
+
+    Parameters
+    ----------
+    temperature : tensor ()
+        In float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tcil.extending import TemperatureMap
+    >>> TemperatureMap(torch.tensor(2.0).double())(torch.tensor([[2.0, 0.0]])).exp()
+    tensor([[0.7311, 0.2689]], dtype=torch.float64)
+    """
 
     temperature: Tensor
 
@@ -237,3 +258,19 @@ class IsotonicMap(CalibrationMap):
         steps = y0 + (y1 - y0) * ((inside - x0) / (x1 - x0)) + 1e-9 * probs
         steps = steps.masked_fill(z == -torch.inf, 0.0)
         return keep_argmax((steps / steps.sum(dim=1, keepdim=True)).log(), z)
+
+
+def copied(mapping: CalibrationMap) -> CalibrationMap:
+    """The same map with arrays of its own."""
+    return type(mapping)(**{name: value.clone() for name, value in mapping.named_buffers()})
+
+
+def on_device(mapping: CalibrationMap, device: torch.device) -> CalibrationMap:
+    """The map on the logits' device; the fitted one stays on the CPU."""
+    return mapping if device.type == "cpu" else copied(mapping).to(device)
+
+
+def full_precision(device_type: str) -> contextlib.AbstractContextManager[object]:
+    """No autocast: a calibration map never runs below float32."""
+    on = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if on else contextlib.nullcontext()

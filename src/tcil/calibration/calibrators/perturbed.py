@@ -2,65 +2,94 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from tcil.calibration import random_state
-from tcil.calibration.arrays import (
+from tcil.calibration.calibrators.arguments import BOUNDS, missing_valid, positive
+from tcil.calibration.calibrators.base import SingleTemperature
+from tcil.calibration.calibrators.maps import CalibrationMap
+from tcil.calibration.inputs.classifier import Classifier, UsedWeights
+from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
+from tcil.calibration.prediction import stream_logits
+from tcil.calibration.temperature import solve_temperature
+from tcil.foundation import random_state
+from tcil.foundation.arrays import (
     check_own_unmasked,
     classes_and_columns,
     label_columns,
     pick_columns,
     whole_number,
 )
-from tcil.calibration.calibrators.base import SingleTemperature
-from tcil.calibration.calibrators.inputs import BOUNDS, missing_valid, positive
-from tcil.calibration.calibrators.maps import CalibrationMap
-from tcil.calibration.classifier import Classifier, UsedWeights
-from tcil.calibration.errors import NotReachableError, invalid
-from tcil.calibration.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
-from tcil.calibration.options import Option, Verdict
-from tcil.calibration.prediction import stream_logits
-from tcil.calibration.temperature import solve_temperature
+from tcil.foundation.errors import NotReachableError, invalid
+from tcil.foundation.options import Option, Verdict
+from tcil.foundation.records import Record
 
 MAX_NOISE = 100.0
 TOLERANCE = 0.03  # of the clean accuracy
 LAST_TOLERANCE = 0.05  # the original's wider one for its last level
+_SCAN = (0.0, *np.geomspace(MAX_NOISE / 2**14, MAX_NOISE, 29).tolist())  # half an octave apart
+_PRECISION = 1e-3  # of the noise: finer than the validation images resolve
+_ROUNDING = 1e-9  # of accuracies, which are multiples of 1/N
+_SIMPLEX_TOLERANCE = 1e-4  # the original's, of both noise and accuracy
+_SIMPLEX_EVALUATIONS = 200  # the original's: no step begins after so many
 
 
 class NoiseSearch(Option):
     """How PerturbTS looks for the noise that brings the accuracy down to a level.
 
-    >>> from tcil import NoiseSearch
+    Examples
+    --------
+    >>> from tcil.options import NoiseSearch
     >>> print(*(f"{s}: {s.meaning}" for s in NoiseSearch), sep="\\n")
-    monotone: scan noise up to 100 once, bisect where the accuracy crosses the level; a missed level is "not reachable"
-    nelder-mead: the original's simplex search, which collapses on a flat accuracy curve (for parity only)
+    monotone: scan noise up to 100 once, bisect to where the accuracy crosses each level; else "not reachable"
+    nelder-mead: the original's simplex search with fresh noise at every evaluation; it may collapse (for parity only)
     """
 
     MONOTONE = (
         "monotone",
-        'scan noise up to 100 once, bisect where the accuracy crosses the level; a missed level is "not reachable"',
+        'scan noise up to 100 once, bisect to where the accuracy crosses each level; else "not reachable"',
     )
     NELDER_MEAD = (
         "nelder-mead",
-        "the original's simplex search, which collapses on a flat accuracy curve (for parity only)",
+        "the original's simplex search with fresh noise at every evaluation; it may collapse (for parity only)",
     )
 
 
-@dataclass(frozen=True)
-class NoiseLevel:
-    """One level of PerturbTS: the accuracy wanted, the noise found for it, the accuracy it gives, what it cost.
+_MOST_LEVELS = 1000  # each is a pass over the data, and a copy of its logits
 
-    >>> import tcil
-    >>> tcil.NoiseLevel(target_accuracy=0.8, noise=0.0, accuracy=0.8, reachable=True, evaluations=0).reachable
-    True
+
+@dataclass(frozen=True)
+class NoiseLevel(Record):
+    """One level of PerturbTS.
+
+    Attributes
+    ----------
+    target_accuracy : float
+        The accuracy wanted.
+    noise : float
+        The standard deviation found for it.
+    accuracy : float
+        The accuracy that the search saw at this noise.
+    reachable : bool
+        Whether that is close enough.
+    evaluations : int
+        Passes over the data that the search took.
+
+    Examples
+    --------
+    >>> from tcil.results import NoiseLevel
+    >>> print(NoiseLevel(target_accuracy=0.8, noise=0.25, accuracy=0.79, reachable=True, evaluations=5))
+    NoiseLevel
+      target accuracy  0.8
+      noise            0.25
+      accuracy         0.79
+      reachable        yes
+      evaluations      5
     """
 
     target_accuracy: float
@@ -71,12 +100,33 @@ class NoiseLevel:
 
 
 @dataclass(frozen=True)
-class PerturbedFit:
-    """What PerturbTS found; `temperature` is None where some level is not reachable.
+class PerturbedResult(Record):
+    """What PerturbTS found.
 
-    >>> import tcil
-    >>> tcil.PerturbedFit(temperature=None, reachable=False, levels=(), verdicts=(), n_samples=10).temperature is None
-    True
+    Attributes
+    ----------
+    temperature : float or None
+        What logits are divided by; None where some level is not reachable.
+    reachable : bool
+        Whether every level is.
+    levels : tuple of tcil.results.NoiseLevel
+        From the clean accuracy down to chance.
+    verdicts : tuple of tcil.options.Verdict
+        "ok", or what was out of the ordinary.
+    n_samples : int
+        Validation images.
+
+    Examples
+    --------
+    >>> from tcil.options import Verdict
+    >>> from tcil.results import PerturbedResult
+    >>> print(PerturbedResult(None, reachable=False, levels=(), verdicts=(Verdict.NOT_REACHABLE,), n_samples=10))
+    PerturbedResult
+      temperature  none
+      reachable    no
+      levels
+      verdicts     not_reachable
+      n samples    10
     """
 
     temperature: float | None
@@ -87,21 +137,58 @@ class PerturbedFit:
 
 
 @dataclass(eq=False, kw_only=True)
-class PerturbedTemperatureScaling(SingleTemperature):
+class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
     """PerturbTS: noise levels chosen so that accuracy falls evenly from its clean value to 1/K; TS on all together.
 
-    Noise is Gaussian, added to the inputs as the network takes them, unclipped; one draw is frozen for the whole fit.
-    Where no noise up to 100 brings the accuracy to within 0.03 times the clean accuracy of some level, the result says
-    "not reachable" instead of a number, and `temperature_` and `transform` raise `NotReachableError`.
-    T is kept in [0.05, 5].
+    Noise is Gaussian, added to the inputs as the network takes them, unclipped.
 
+    The default search freezes one draw of it for the whole fit. The noise of a level is the smallest at which the
+    accuracy falls to the level's target; where it stays above, the smallest at which it comes within the tolerance.
+    The tolerance is 0.03 times the clean accuracy, 0.05 times at the last level, as in the original. "The smallest" is
+    found by a scan in steps of half an octave and a bisection to 0.1 % of the noise. If no noise up to 100 will do for
+    some level, the result is "not reachable" instead of a number, and `temperature_` and `transform` raise
+    `NotReachableError`.
+
+    ``search="nelder-mead"`` is the search of the original implementation. It draws fresh noise at every evaluation and
+    once more for the final fit, starts each level at the noise of the previous one, and stops a level when the
+    accuracy is within the tolerance, when both noise and accuracy have converged to 1e-4, or after 200 evaluations. It
+    returns a temperature even if it missed levels; `result_.reachable` tells.
+
+    Parameters
+    ----------
+    n_levels : int
+        Levels of accuracy, with the clean one.
+    search : {"monotone", "nelder-mead"}
+        How the noise of a level is found (`tcil.options.NoiseSearch`).
+    start : float
+        Where the Nelder-Mead search starts.
+    bounded : bool
+        Keep T in [0.05, 5], as the original does. If False, T is that of the likelihood.
+    seed : int
+        Draws the noise.
+    batch_size : int
+        Images per forward pass.
+    device : str or torch.device, optional
+        Where the model runs. Default: where it is.
+
+    Attributes
+    ----------
+    temperature_ : float
+        What logits are divided by; raises `NotReachableError` where there is none.
+    result_ : tcil.results.PerturbedResult
+        The temperature and all levels.
+    classes_ : tuple of int
+        The label of each logit column.
+
+    Examples
+    --------
     >>> import torch, tcil
     >>> _ = torch.manual_seed(0)
     >>> network = torch.nn.Linear(2, 4)
     >>> network.weight.data = torch.tensor([[3.0, 0], [0, 3], [-3, 0], [0, -3]])
     >>> labels = torch.arange(400) % 4
     >>> inputs = network.weight.data[labels] / 3 + 0.5 * torch.randn(400, 2)
-    >>> perturbed = tcil.PerturbedTemperatureScaling().fit(network, valid=(inputs, labels))
+    >>> perturbed = tcil.PerturbedTemperatureScaling().fit(network, (inputs, labels))
     >>> [round(level.target_accuracy, 2) for level in perturbed.result_.levels]
     [0.87, 0.75, 0.62, 0.5, 0.37, 0.25]
     >>> perturbed.result_.reachable, 0 < perturbed.temperature_ <= 5
@@ -111,24 +198,27 @@ class PerturbedTemperatureScaling(SingleTemperature):
     n_levels: int = 6
     search: NoiseSearch | str = NoiseSearch.MONOTONE
     start: float = 0.1
+    bounded: bool = True
     seed: int = 0
     batch_size: int = 256
     device: str | torch.device | None = None
-    result_type: ClassVar[type[Any]] = PerturbedFit
+    result_type: ClassVar[type[Any]] = PerturbedResult
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.search = NoiseSearch.parse(self.search, "search")
-        self.n_levels = whole_number(self.n_levels, "n_levels", 2)
+        self.n_levels = whole_number(self.n_levels, "n_levels", 2, _MOST_LEVELS)
         self.start = positive(self.start, "start")
+        if not isinstance(self.bounded, bool):
+            raise invalid("bounded", repr(self.bounded), "True or False")
         self.seed = whole_number(self.seed, "seed", 0)
         self.batch_size = whole_number(self.batch_size, "batch_size", 1)
 
     def fit(
         self,
         model: nn.Module,
+        valid: Examples,
         *,
-        valid: Examples | None = None,
         classes: Iterable[Any] | None = None,
         columns: Iterable[Any] | None = None,
         unpack: Unpack | None = None,
@@ -136,9 +226,27 @@ class PerturbedTemperatureScaling(SingleTemperature):
     ) -> Self:
         """Fit on the new task's validation set.
 
-        `classes` names the logit columns (default 0..K-1, K = 1 + largest label); `columns` says which columns of a
-        wider head they are (default the first K). `unpack` and `max_batches` are those of `predict_logits`.
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The trained network, which returns logits. It is left unchanged.
+        valid : pair of tensors or arrays, Dataset or DataLoader
+            Inputs and labels of the new task's validation set, as the network takes them.
+        classes : iterable of int, optional
+            The label of each logit column. Default: 0 to the largest label.
+        columns : iterable of int, optional
+            Which columns of a wider head these are. Default: the first ones.
+        unpack : two keys, two positions or a function, optional
+            Where a batch has its inputs and labels.
+        max_batches : int
+            A loader without a length is refused after so many.
+
+        Returns
+        -------
+        Self
+            This calibrator, fitted.
         """
+        self._check_options()
         if valid is None:
             raise missing_valid()
         names, places = classes_and_columns(classes, columns)
@@ -147,14 +255,17 @@ class PerturbedTemperatureScaling(SingleTemperature):
             with Classifier(model, device=self.device) as classifier:
                 clean, labels = stream_logits(classifier, stream)
                 width = clean.shape[1]
-                label_columns(labels, names, "valid labels", width)
+                label_columns(labels, names, "valid labels", width, stream.doubt)
                 names = names or tuple(range(int(labels.max()) + 1))
                 if not 2 <= len(names) <= width:
                     raise invalid("classes", f"{len(names)} labels", f"2 to {width}, the model's logit columns")
-                own = label_columns(labels, names, "valid labels", width)
+                own = label_columns(labels, names, "valid labels", width, stream.doubt)
+                frozen = self.search is NoiseSearch.MONOTONE
+                generator = torch.Generator().manual_seed(self.seed)
 
                 def logits_at(noise: float) -> Tensor:
-                    generator = torch.Generator().manual_seed(self.seed)
+                    if frozen:
+                        generator.manual_seed(self.seed)
                     noisy = stream_logits(
                         classifier, stream, lambda x: x + noise * torch.randn(x.shape, generator=generator).to(x)
                     )
@@ -169,17 +280,18 @@ class PerturbedTemperatureScaling(SingleTemperature):
                 alive = clean != -torch.inf
                 chance = 1 / len(names) if bool(alive.all()) else float((1 / alive.double().sum(dim=1)).mean())
                 targets = np.linspace(clean_accuracy, chance, self.n_levels).tolist()
-                if self.search is NoiseSearch.MONOTONE:
+                if frozen:
                     levels = monotone_levels(accuracy_at, targets)
                 else:
                     levels = nelder_mead_levels(accuracy_at, targets, self.start)
                 temperature: float | None = None
                 verdicts: tuple[Verdict, ...] = (Verdict.NOT_REACHABLE,)
                 reachable = all(level.reachable for level in levels)
-                if reachable or self.search is NoiseSearch.NELDER_MEAD:  # the original gives a number whatever it found
+                if reachable or not frozen:  # the original gives a number whatever it found
                     union = torch.cat([clean, *(logits_at(level.noise) for level in levels[1:])])
-                    temperature, verdicts = bounded_temperature(union, own.repeat(self.n_levels))
-        result = PerturbedFit(temperature, reachable, levels, verdicts, len(own))
+                    temperature, verdict = union_temperature(union, own.repeat(self.n_levels), bounded=self.bounded)
+                    verdicts = (verdict,)
+        result = PerturbedResult(temperature, reachable, levels, verdicts, len(own))
         mapping = self._map(float("nan") if temperature is None else temperature)
         used = UsedWeights.of(model, classifier.head, places or range(len(names)))
         return self._fitted(
@@ -197,45 +309,60 @@ class PerturbedTemperatureScaling(SingleTemperature):
         return super()._mapping()
 
 
-def bounded_temperature(z: Tensor, y: Tensor) -> tuple[float, tuple[Verdict, ...]]:
-    """argmin over T in [0.05, 5]: the loss is convex in 1/T, so the nearest bound is the answer outside."""
+def union_temperature(z: Tensor, y: Tensor, *, bounded: bool) -> tuple[float, Verdict]:
+    """argmin over T > 0, or over T in [0.05, 5], where the nearest bound is the answer: the loss is convex in 1/T."""
     fit = solve_temperature(z, y)
-    if fit.verdict is Verdict.CONSTANT_LOGITS:
-        return 1.0, (fit.verdict,)
+    if not bounded or fit.verdict is Verdict.CONSTANT_LOGITS:
+        return fit.temperature, fit.verdict
     if BOUNDS[0] <= fit.limit <= BOUNDS[1]:
-        return fit.limit, (Verdict.OK,)
-    return float(np.clip(fit.limit, *BOUNDS)), (Verdict.AT_BOUND,)
+        return fit.limit, Verdict.OK
+    return float(np.clip(fit.limit, *BOUNDS)), Verdict.AT_BOUND
+
+
+def _tolerances(targets: list[float]) -> list[float]:
+    """How far from its target the accuracy of each level below the clean one may be."""
+    return [targets[0] * TOLERANCE] * (len(targets) - 2) + [targets[0] * LAST_TOLERANCE]
 
 
 def monotone_levels(accuracy_at: Callable[[float], float], targets: list[float]) -> tuple[NoiseLevel, ...]:
-    """For each target the smallest noise at which the accuracy crosses it: one scan for all, then bisection.
+    """For each target the smallest noise at which the accuracy falls to it, or else comes within the tolerance.
 
-    Accuracies are kept, so that no noise is tried twice; the nearest seen serves a level.
+    One scan of at most 29 evaluations serves all levels, and no noise is tried twice. A level adds at most 10, or 20
+    where the accuracy jumps over the tolerance. A level that is not reachable has the noise whose accuracy is nearest.
     """
     clean = targets[0]
     seen = {0.0: clean}
-    grid = [0.0, *np.geomspace(MAX_NOISE / 2**14, MAX_NOISE, 15).tolist()]
 
     def accuracy(noise: float) -> float:
         if noise not in seen:
             seen[noise] = accuracy_at(noise)
         return seen[noise]
 
+    def smallest(goal: float, target: float, tolerance: float) -> float | None:
+        """The smallest noise found at which the accuracy is at most `goal` and within the tolerance of the target."""
+
+        def near(noise: float) -> bool:
+            return abs(accuracy(noise) - target) <= tolerance + _ROUNDING
+
+        goal += _ROUNDING
+        if all(accuracy(noise) > goal for noise in _SCAN):
+            return None
+        high = min(noise for noise in seen if accuracy(noise) <= goal)
+        low = max(noise for noise in seen if noise < high)
+        while high - low > _PRECISION * max(high, _SCAN[1]):
+            middle = (low + high) / 2
+            low, high = (low, middle) if accuracy(middle) <= goal else (middle, high)
+        return next((noise for noise in (high, low) if near(noise)), None)
+
     levels = [NoiseLevel(clean, 0.0, clean, True, 0)]
-    for target in targets[1:]:
-        before = len(seen)
-        below = target < clean  # a network that is no better than chance has no lower level
-        crossing = next((i for i in range(1, len(grid)) if accuracy(grid[i]) <= target), None) if below else None
-        if crossing is not None:
-            low, high = grid[crossing - 1], grid[crossing]
-            while (
-                high - low > 1e-4 * max(high, grid[1])
-                and min(abs(accuracy(n) - target) for n in (low, high)) > TOLERANCE * clean
-            ):
-                middle = (low + high) / 2
-                low, high = (low, middle) if accuracy(middle) <= target else (middle, high)
-        noise = min(seen, key=lambda n: (abs(seen[n] - target), n))
-        reachable = below and abs(seen[noise] - target) <= TOLERANCE * clean
+    for target, tolerance in zip(targets[1:], _tolerances(targets), strict=True):
+        before, noise = len(seen), None
+        if target < clean:  # a network that is no better than chance has no lower level
+            for goal in (target, target + tolerance):
+                noise = smallest(goal, target, tolerance) if noise is None else noise
+        reachable = noise is not None
+        if noise is None:
+            noise = min(seen, key=lambda n: (abs(seen[n] - target), n))
         levels.append(NoiseLevel(target, noise, seen[noise], reachable, len(seen) - before))
     return tuple(levels)
 
@@ -243,33 +370,61 @@ def monotone_levels(accuracy_at: Callable[[float], float], targets: list[float])
 def nelder_mead_levels(
     accuracy_at: Callable[[float], float], targets: list[float], start: float
 ) -> tuple[NoiseLevel, ...]:
-    """The original's search: each level starts a simplex {x, 1.5 x} at the noise of the level before."""
-    accuracy = functools.cache(accuracy_at)
+    """The original's search: each level starts a simplex {x, 1.5 x} at the noise of the level before.
+
+    `accuracy_at` may draw: no evaluation is repeated, and what the search saw at a noise is what counts.
+    """
     clean = targets[0]
     levels = [NoiseLevel(clean, 0.0, clean, True, 0)]
-    for index, target in enumerate(targets[1:], start=1):
-        close = (LAST_TOLERANCE if index == len(targets) - 1 else TOLERANCE) * clean
-        noise, evaluations = _simplex(functools.partial(_miss, accuracy, target), start, close)
-        reachable = abs(accuracy(noise) - target) <= close
-        levels.append(NoiseLevel(target, noise, accuracy(noise), reachable, evaluations))
-        start = noise
+    for target, tolerance in zip(targets[1:], _tolerances(targets), strict=True):
+        found, evaluations = _simplex(accuracy_at, target, start, tolerance)
+        start = found.noise
+        # A negative standard deviation draws from the same distribution as its absolute value.
+        levels.append(NoiseLevel(target, abs(found.noise), found.accuracy, found.miss < tolerance, evaluations))
     return tuple(levels)
 
 
-def _miss(accuracy: Callable[[float], float], target: float, noise: Any) -> float:
-    return abs(target - accuracy(float(noise[0])))
+@dataclass(frozen=True)
+class _Vertex:
+    """A noise that was tried, the accuracy there and its distance from the target."""
+
+    noise: float
+    accuracy: float
+    miss: float
 
 
-def _simplex(miss: Callable[[Any], float], start: float, close: float) -> tuple[float, int]:
-    """Nelder-Mead from {x, 1.5 x}, stopped as soon as the best point is close, or when the simplex has collapsed."""
-    first = min([start], [1.5 * start], key=miss)
-    if miss(first) < close:
-        return first[0], 2
+def _simplex(
+    accuracy_at: Callable[[float], float], target: float, start: float, tolerance: float
+) -> tuple[_Vertex, int]:
+    """Nelder-Mead in one dimension, where a simplex is two points, and the number of evaluations.
 
-    def stop(intermediate_result: Any) -> None:
-        if intermediate_result.fun < close:
-            raise StopIteration
+    It ends when the better point is within the tolerance, or when the two agree to 1e-4 both in noise and in accuracy.
+    """
+    evaluations = 0
 
-    options = {"initial_simplex": [[start], [1.5 * start]], "xatol": 1e-4, "fatol": np.inf, "maxfev": 200}
-    found = minimize(miss, [start], method="Nelder-Mead", callback=stop, options=options)
-    return float(found.x[0]), int(found.nfev)
+    def at(noise: float) -> _Vertex:
+        nonlocal evaluations
+        evaluations += 1
+        accuracy = accuracy_at(noise)
+        return _Vertex(noise, accuracy, abs(target - accuracy))
+
+    best, worst = sorted((at(start), at(1.5 * start)), key=_by_miss)
+    while evaluations < _SIMPLEX_EVALUATIONS and best.miss >= tolerance:
+        step = best.noise - worst.noise
+        if abs(step) <= _SIMPLEX_TOLERANCE and abs(best.miss - worst.miss) <= _SIMPLEX_TOLERANCE:
+            break
+        reflected = at(best.noise + step)
+        if reflected.miss < best.miss:
+            expanded = at(best.noise + 2 * step)
+            new = min(reflected, expanded, key=_by_miss)
+        else:
+            outside = reflected.miss < worst.miss
+            new = at(best.noise + (step / 2 if outside else -step / 2))
+            if not (new.miss <= reflected.miss if outside else new.miss < worst.miss):
+                new = at(best.noise - step / 2)  # shrink: with fresh noise another draw
+        best, worst = sorted((best, new), key=_by_miss)
+    return best, evaluations
+
+
+def _by_miss(vertex: _Vertex) -> float:
+    return vertex.miss

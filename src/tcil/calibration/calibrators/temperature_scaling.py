@@ -5,26 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, overload
 
 import torch
 
-from tcil.calibration.arrays import ArrayLike, as_classes, as_logits, logits_and_columns, whole_number
+from tcil.calibration.calibrators.arguments import new_class_mask, warn_unless_ok
 from tcil.calibration.calibrators.base import Calibrator, SingleTemperature
-from tcil.calibration.calibrators.inputs import new_class_mask, warn_unless_ok
+from tcil.calibration.calibrators.fitted import History
 from tcil.calibration.calibrators.maps import CalibrationMap, GroupTemperatureMap
-from tcil.calibration.errors import invalid
-from tcil.calibration.options import Verdict
 from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature
+from tcil.foundation.arrays import ArrayLike, as_classes, as_logits, logits_and_columns, whole_number
+from tcil.foundation.errors import invalid
+from tcil.foundation.options import Verdict
+from tcil.foundation.records import Record
 
 
 @dataclass(eq=False, kw_only=True)
-class TemperatureScaling(SingleTemperature):
+class TemperatureScaling(SingleTemperature[TemperatureFit]):
     """TS (Guo et al. 2017): the temperature that minimises the cross-entropy of the given logits.
 
-    In class-incremental learning the only honest logits are the newest task's validation set, which is why TS alone
+    In class-incremental learning only the newest task has held-out logits, its validation set, which is why TS alone
     leaves old classes over-confident. On the test set of all classes it is the paper's oracle, Optimal TS.
 
+    Parameters
+    ----------
+    solver : {"exact", "sgd"}
+        How the temperature is found (`tcil.options.Solver`).
+    seed : int
+        Orders the batches of the SGD solver.
+
+    Attributes
+    ----------
+    temperature_ : float
+        What logits are divided by.
+    result_ : tcil.results.TemperatureFit
+        The temperature with its verdict.
+    classes_ : tuple of int
+        The label of each logit column.
+
+    Examples
+    --------
     >>> import torch, tcil
     >>> logits = 5 * torch.eye(3)[torch.tensor([0, 1, 2, 0])]
     >>> scaling = tcil.TemperatureScaling().fit(logits, torch.tensor([0, 1, 2, 2]))
@@ -44,7 +64,23 @@ class TemperatureScaling(SingleTemperature):
         self.seed = whole_number(self.seed, "seed", 0)
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, *, classes: Iterable[Any] | None = None) -> Self:
-        """Fit on logits (N, K) and labels (N,); `classes` names the columns (default 0..K-1)."""
+        """Fit on logits and labels.
+
+        Parameters
+        ----------
+        logits : tensor or array (N, K)
+            The network's outputs before softmax.
+        labels : tensor or array (N,)
+            The class of each row.
+        classes : iterable of int, optional
+            The label of each logit column. Default: 0 to K - 1.
+
+        Returns
+        -------
+        Self
+            This calibrator, fitted.
+        """
+        self._check_options()
         z, y, names = logits_and_columns(logits, labels, classes)
         result = solve_temperature(z, y, Solver(self.solver), self.seed)
         self._fitted(self._map(result.temperature), names, result)
@@ -53,31 +89,80 @@ class TemperatureScaling(SingleTemperature):
 
 
 @dataclass(eq=False, kw_only=True)
-class FirstTaskTemperatureScaling(SingleTemperature):
+class FirstTaskTemperatureScaling(SingleTemperature[TemperatureFit]):
     """The first task's temperature, kept for ever: the simplest calibrator that remembers.
 
-    Fit it on the first task's validation logits, then hand `history_` from task to task; later fits use no data.
+    Call `partial_fit` with the validation logits of each task. Only those of the first task are used; later ones say
+    how many classes there are.
 
-    >>> import json, torch, tcil
+    Attributes
+    ----------
+    temperature_ : float
+        What logits are divided by.
+    result_ : tcil.results.TemperatureFit
+        The temperature with its verdict; in later tasks `n_samples` is 0.
+    classes_ : tuple of int
+        The label of each logit column.
+    history_ : dict
+        The first task's temperature, as JSON.
+
+    Examples
+    --------
+    >>> import torch, tcil
     >>> logits, labels = 5 * torch.eye(3)[torch.tensor([0, 1, 2, 0])], torch.tensor([0, 1, 2, 2])
-    >>> first = tcil.FirstTaskTemperatureScaling().fit(logits, labels)
-    >>> memo = json.loads(json.dumps(first.history_))
-    >>> later = tcil.FirstTaskTemperatureScaling().fit(classes=range(6), history=memo)
-    >>> later.temperature_ == first.temperature_, len(later.classes_)
+    >>> calibrator = tcil.FirstTaskTemperatureScaling()
+    >>> first = calibrator.partial_fit(logits, labels).temperature_
+    >>> later = calibrator.partial_fit(torch.randn(12, 6), torch.arange(12) % 6)
+    >>> later.temperature_ == first, len(later.classes_)
     (True, 6)
+
+    The same with a history that is passed from task to task:
+
+    >>> memo = tcil.FirstTaskTemperatureScaling().fit(logits, labels).history_
+    >>> tcil.FirstTaskTemperatureScaling().fit(classes=range(6), history=memo).temperature_ == first
+    True
     """
 
     result_type: ClassVar[type[Any]] = TemperatureFit
 
+    @overload
+    def fit(
+        self,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        *,
+        classes: Iterable[Any] | None = None,
+        history: History | None = None,
+    ) -> Self: ...
+    @overload
+    def fit(self, *, classes: Iterable[Any], history: History) -> Self: ...
     def fit(
         self,
         logits: ArrayLike | None = None,
         labels: ArrayLike | None = None,
         *,
         classes: Iterable[Any] | None = None,
-        history: dict[str, Any] | None = None,
+        history: History | None = None,
     ) -> Self:
-        """First task: logits and labels. Later tasks: `history=` of the task before, and the classes seen so far."""
+        """Fit on the first task, or recall what an earlier one left.
+
+        Parameters
+        ----------
+        logits : tensor or array (N, K)
+            The network's outputs before softmax; optional in later tasks if `classes` is given.
+        labels : tensor or array (N,)
+            The class of each row; used in the first task only.
+        classes : iterable of int, optional
+            The label of each logit column. Default: 0 to K - 1.
+        history : dict, optional
+            `history_` of an earlier task. Default: this is the first task.
+
+        Returns
+        -------
+        Self
+            This calibrator, fitted.
+        """
+        self._check_options()
         if history is not None:
             return self._recall(history, logits, classes)
         if logits is None or labels is None:
@@ -93,7 +178,7 @@ class FirstTaskTemperatureScaling(SingleTemperature):
         warn_unless_ok(result.verdict, "FirstTaskTemperatureScaling", result.n_samples)
         return self
 
-    def _recall(self, history: dict[str, Any], logits: ArrayLike | None, classes: Iterable[Any] | None) -> Self:
+    def _recall(self, history: History, logits: ArrayLike | None, classes: Iterable[Any] | None) -> Self:
         memo = history if isinstance(history, dict) else {}
         temperature, verdict = memo.get("temperature"), memo.get("verdict")
         sound = (
@@ -116,12 +201,26 @@ class FirstTaskTemperatureScaling(SingleTemperature):
 
 
 @dataclass(frozen=True)
-class GroupTemperatureFit:
-    """The two fits of `GroupTemperatureScaling`, by predicted group; None for a group that nothing is predicted into.
+class GroupTemperatureResult(Record):
+    """The two fits of `GroupTemperatureScaling`.
 
+    Attributes
+    ----------
+    old, new : tcil.results.TemperatureFit or None
+        The fit on samples predicted as old and as new classes; None where there are none.
+    temperatures : tuple of two floats
+        Those of the old and the new group; 1 for a group without samples.
+    verdicts : tuple of two tcil.options.Verdict
+        That of the old group, then that of the new one.
+
+    Examples
+    --------
     >>> import tcil
-    >>> [name for name in tcil.GroupTemperatureFit.__dataclass_fields__]
-    ['old', 'new']
+    >>> logits = [[3.0, 0, 0], [3, 0, 0], [3, 0, 0], [0, 0, 3], [0, 0, 3], [0, 0, 3], [0, 0, 3]]
+    >>> print(tcil.GroupTemperatureScaling().fit(logits, [0, 0, 1, 2, 2, 2, 1], [2]).result_)
+    GroupTemperatureResult
+      old  temperature 2.164, verdict ok
+      new  temperature 1.674, verdict ok
     """
 
     old: TemperatureFit | None
@@ -140,22 +239,33 @@ class GroupTemperatureFit:
 
 
 @dataclass(eq=False, kw_only=True)
-class GroupTemperatureScaling(Calibrator):
+class GroupTemperatureScaling(Calibrator[GroupTemperatureResult]):
     """One temperature for samples predicted as old classes and one for those predicted as new.
 
     Needs labelled logits of all classes (old-task validation data, or an oracle), so it is never ranked with the
     calibrators that do without. A group that nothing is predicted into keeps T = 1, and the fit warns of it where the
     group has classes at all; so does a group whose samples identify no temperature.
 
+    Attributes
+    ----------
+    temperatures_ : dict
+        The temperature of each predicted group, "old" and "new".
+    result_ : tcil.results.GroupTemperatureResult
+        Both fits.
+    classes_ : tuple of int
+        The label of each logit column.
+
+    Examples
+    --------
     >>> import torch, tcil
     >>> logits = torch.tensor([[3.0, 0, 0], [3, 0, 0], [3, 0, 0], [0, 0, 3], [0, 0, 3], [0, 0, 3], [0, 0, 3]])
-    >>> scaling = tcil.GroupTemperatureScaling().fit(logits, torch.tensor([0, 0, 1, 2, 2, 2, 1]), new_classes=[2])
+    >>> scaling = tcil.GroupTemperatureScaling().fit(logits, torch.tensor([0, 0, 1, 2, 2, 2, 1]), [2])
     >>> {group: round(t, 2) for group, t in scaling.temperatures_.items()}
     {'old': 2.16, 'new': 1.67}
     """
 
     map_type: ClassVar[type[CalibrationMap]] = GroupTemperatureMap
-    result_type: ClassVar[type[Any]] = GroupTemperatureFit
+    result_type: ClassVar[type[Any]] = GroupTemperatureResult
 
     @property
     def temperatures_(self) -> dict[str, float]:
@@ -166,11 +276,29 @@ class GroupTemperatureScaling(Calibrator):
         self,
         logits: ArrayLike,
         labels: ArrayLike,
-        *,
         new_classes: Iterable[Any],
+        *,
         classes: Iterable[Any] | None = None,
     ) -> Self:
-        """Fit on logits (N, K) and labels (N,) of old and new classes alike."""
+        """Fit on logits and labels of old and new classes alike.
+
+        Parameters
+        ----------
+        logits : tensor or array (N, K)
+            The network's outputs before softmax.
+        labels : tensor or array (N,)
+            The class of each row.
+        new_classes : iterable of int
+            The labels of the newest task.
+        classes : iterable of int, optional
+            The label of each logit column. Default: 0 to K - 1.
+
+        Returns
+        -------
+        Self
+            This calibrator, fitted.
+        """
+        self._check_options()
         z, y, names = logits_and_columns(logits, labels, classes)
         is_new = new_class_mask(new_classes, names)
         predicted_new = is_new[z.argmax(dim=1)]
@@ -178,7 +306,7 @@ class GroupTemperatureScaling(Calibrator):
             solve_temperature(z[rows], y[rows]) if bool(rows.any()) else None
             for rows in (~predicted_new, predicted_new)
         )
-        result = GroupTemperatureFit(old, new)
+        result = GroupTemperatureResult(old, new)
         mapping = GroupTemperatureMap(torch.tensor(result.temperatures, dtype=torch.float64), is_new)
         self._fitted(mapping, names, result)
         has_classes = not bool(is_new.all()), True

@@ -12,34 +12,53 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.options import Option
+from tcil.foundation.errors import invalid
+from tcil.foundation.options import Option
 from tcil.incremental.networks import ResNet, seeded
+from tcil.incremental.schedule import Schedule as Schedule
 
 
 class Head(Option):
-    """How the classification layer meets new classes."""
+    """How the classification layer meets new classes.
+
+    Examples
+    --------
+    >>> from tcil.extending import Head
+    >>> print(Head.GROWING.meaning)
+    rows are added with each task; old ones keep their weights
+    """
 
     FIXED = "fixed", "one layer for all classes from the start, sliced to those seen (the authors' way)"
     GROWING = "growing", "rows are added with each task; old ones keep their weights"
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Epochs and learning rates of one stage: the rate is divided by 10 at each milestone."""
-
-    epochs: int
-    lr: float
-    milestones: tuple[int, ...]
-    weight_decay: float
-
-    def rate(self, epoch: int) -> float:
-        """The learning rate in an epoch (from 0)."""
-        return self.lr * 0.1 ** sum(epoch >= milestone for milestone in self.milestones)
-
-
 @dataclass(frozen=True, eq=False)
 class TaskData:
-    """What a learner may know of a task: rows of new data, the old exemplars by class, and the classes' columns."""
+    """What a learner may know of a task.
+
+    Attributes
+    ----------
+    index : int
+        The number of the task, from 0.
+    columns : range
+        The logit columns of its new classes.
+    new_rows : tensor
+        Rows of the training set that are new.
+    exemplars : dict of int to tensor
+        Rows of the old exemplars, by column.
+    column_of_row : tensor
+        The column of every row of the training set.
+    task_columns : tuple of range
+        The columns of each task so far.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tcil.extending import TaskData
+    >>> first = TaskData(0, range(2), torch.arange(4), {}, torch.tensor([0, 1, 0, 1]), (range(2),))
+    >>> first.old, first.seen, first.all_rows.tolist()
+    (0, 2, [0, 1, 2, 3])
+    """
 
     index: int
     columns: range
@@ -78,31 +97,122 @@ class TaskData:
 class Stage:
     """One stage of training: on which rows, with which loss, which parameters, how long.
 
-    Where a frozen part of the network comes first, `embed` is that part, and the loss reads what it makes of the
-    images; once for all epochs, where augmentation can make only a few of each.
+    Attributes
+    ----------
+    name : str
+        One of the learner's `stages`.
+    rows : tensor
+        Rows of the training set.
+    schedule : Schedule
+        Epochs and learning rates.
+    loss : callable
+        From a batch of images and their columns to a scalar tensor. With `embed` it reads the features instead of the
+        images, with `beside` both: `loss(images, features, columns)`.
+    parameters : sequence of torch.nn.Parameter
+        What is trained.
+    embed : callable, optional
+        A frozen part of the network that comes first: the loss then reads what it makes of the images. It runs once
+        for all epochs where augmentation can make only a few of each image.
+    after_step : callable, optional
+        Called after every optimizer step, without gradients, such as to clamp weights. What it does must follow from
+        the parameters alone: every rank calls it, and a resumed run continues after it.
+    beside : callable, optional
+        A frozen part of the network that runs beside the trained one, on the same images and as seldom as `embed`.
+        A stage has one of the two at most.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tcil.extending import Schedule, Stage
+    >>> head, schedule = torch.nn.Linear(2, 2), Schedule(epochs=1, lr=0.1, milestones=(), weight_decay=0.0)
+    >>> def loss(x, y):
+    ...     return torch.nn.functional.cross_entropy(head(x), y)
+    >>> Stage("train", torch.arange(8), schedule, loss, list(head.parameters())).name
+    'train'
     """
 
     name: str
     rows: Tensor
     schedule: Schedule
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[..., Tensor]
     parameters: Sequence[nn.Parameter]
     embed: Callable[[Tensor], Tensor] | None = None
+    after_step: Callable[[], None] | None = None
+    beside: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.embed is not None and self.beside is not None:
+            raise invalid("stage", f"{self.name!r} with embed and beside", "one of the two")
 
 
 @dataclass(frozen=True)
 class LearnerOptions:
-    """Options that every learner has."""
+    """Options that every learner has; subclass it for more, each with a default.
+
+    What a user gives has the type of the default, which is checked. Which values of that type are legal, a subclass
+    says in `__post_init__`, or the learner in `__init__`: what they raise ends a run before any training.
+
+    Attributes
+    ----------
+    head : {"fixed", "growing"}
+        How the classification layer meets new classes (`Head`).
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from tcil.extending import LearnerOptions
+    >>> @dataclass(frozen=True)
+    ... class MyOptions(LearnerOptions):
+    ...     strength: float = 0.5
+    >>> MyOptions(head="growing").strength
+    0.5
+    """
 
     head: Head | str = Head.FIXED
 
+    def _check_least(self, **least: int) -> None:
+        """Refuse options that are below the least that they may be."""
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise invalid(f"option {name}", repr(getattr(self, name)), f"at least {bound}")
+
 
 class Learner(ABC):
-    """A class-incremental learner.
+    """A class-incremental learner. Subclass it, and define `stage`.
 
     The moments of a task, in order: `begin_task`, then each of `stages` (built by `stage` when its turn comes, so that
     it can start from what the one before left), then `end_task`. All state that must survive is in `model`: a run that
     is interrupted rebuilds everything else from the models saved at these moments.
+
+    Parameters
+    ----------
+    options : LearnerOptions
+        Of the class `options_type`.
+    network : callable
+        A function of the number of classes that returns the network.
+    n_classes : int
+        Classes of all tasks together.
+    seed : int
+        For new layers.
+    device : torch.device
+        Where the network is trained.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+        The network over the classes seen.
+    teacher : torch.nn.Module or None
+        The network of the task before, during training.
+
+    Examples
+    --------
+    >>> from tcil.extending import ER
+    >>> class MyLearner(ER):
+    ...     meaning = "experience replay in two stages"
+    ...     def stages(self, task):
+    ...         return ("train", "tune") if task.index else ("train",)
+    >>> MyLearner.options_type().head
+    <Head.FIXED: 'fixed'>
     """
 
     options_type: ClassVar[type[LearnerOptions]] = LearnerOptions

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.folding import folded_copy
+from tcil.foundation.folding import folded_copy
 from tcil.incremental.learners.base import Head, Learner, LearnerOptions, Schedule, Stage, TaskData
 from tcil.incremental.networks import ResNet
 
@@ -28,6 +28,9 @@ class DEROptions(LearnerOptions):
     finetune_lr: float = 0.1
     finetune_milestones: tuple[int, ...] = (15,)
     finetune_weight_decay: float = 5e-4
+
+    def __post_init__(self) -> None:
+        self._check_least(finetune_temperature=0, finetune_epochs=1, finetune_lr=0, finetune_weight_decay=0)
 
 
 class ExpandableNetwork(nn.Module):
@@ -89,7 +92,9 @@ class Frozen:
 
     def __call__(self, x: Tensor) -> Tensor:
         """What `fc` reads of them."""
-        self._folded = self._folded or [folded_copy(extractor, x[:2]) for extractor in self._originals]
+        if not self._folded:
+            with torch.autocast(x.device.type, enabled=False):  # whether folding changes nothing is seen in full
+                self._folded = [folded_copy(extractor, x[:2]) for extractor in self._originals]
         with torch.no_grad():
             return torch.cat([extractor(x) for extractor in self._folded], dim=1)
 
@@ -119,8 +124,7 @@ class DER(Learner):
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
         """Build a stage when its turn comes; `schedule` is the run's main one."""
         if name == "train":
-            trained = [p for p in self.model.parameters() if p.requires_grad]
-            return Stage(name, task.all_rows, schedule, self._first_loss(task), trained)
+            return self._representation(name, task, schedule)
         o = self.options
         with self.fresh(500 + task.index):
             self.model.fc.reset_parameters()
@@ -135,18 +139,24 @@ class DER(Learner):
         embed = Frozen(self.model.extractors)
         return Stage(name, rows, schedule, loss, list(self.model.fc.parameters()), embed)
 
-    def _first_loss(self, task: TaskData) -> Callable[[Tensor, Tensor], Tensor]:
-        model, frozen = self.model, Frozen(self.model.extractors[:-1])
+    def _representation(self, name: str, task: TaskData, schedule: Schedule) -> Stage:
+        """Stage one: the newest extractor learns beside those of the tasks before."""
+        model, trained = self.model, [p for p in self.model.parameters() if p.requires_grad]
 
-        def loss(x: Tensor, y: Tensor) -> Tensor:
+        def first_task(x: Tensor, y: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(model(x)[:, : task.seen], y)
+
+        def later_task(x: Tensor, before: Tensor, y: Tensor) -> Tensor:
+            assert model.aux is not None
             newest = model.extractors[-1](x)
-            features = newest if model.aux is None else torch.cat([frozen(x), newest], dim=1)
-            total = nn.functional.cross_entropy(model.fc(features)[:, : task.seen], y)
-            if model.aux is not None:
-                total = total + nn.functional.cross_entropy(model.aux(newest), auxiliary_labels(y, task.old))
-            return total
+            logits = model.fc(torch.cat([before, newest], dim=1))[:, : task.seen]
+            auxiliary = nn.functional.cross_entropy(model.aux(newest), auxiliary_labels(y, task.old))
+            return nn.functional.cross_entropy(logits, y) + auxiliary
 
-        return loss
+        if task.old == 0:
+            return Stage(name, task.all_rows, schedule, first_task, trained)
+        frozen = Frozen(model.extractors[:-1])
+        return Stage(name, task.all_rows, schedule, later_task, trained, beside=frozen)
 
     def end_task(self, task: TaskData) -> None:
         """After the last stage: the auxiliary head has served."""

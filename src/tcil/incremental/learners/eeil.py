@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.options import Option
+from tcil.foundation.options import Option
 from tcil.incremental.learners.base import (
     Learner,
     LearnerOptions,
@@ -35,6 +35,9 @@ class EEILOptions(LearnerOptions):
     finetune_epochs: int = 30
     finetune_lr: float = 0.01
     finetune_milestones: tuple[int, ...] = (10, 20)
+
+    def __post_init__(self) -> None:
+        self._check_least(distillation_temperature=0, finetune_epochs=1, finetune_lr=0)
 
 
 class EEIL(Learner):

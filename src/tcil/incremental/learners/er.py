@@ -9,7 +9,16 @@ from tcil.incremental.learners.base import Learner, Schedule, Stage, TaskData
 
 
 class ER(Learner):
-    """Cross-entropy over new data and memory shuffled together, each exemplar once an epoch."""
+    """Cross-entropy over new data and memory shuffled together, each exemplar once an epoch.
+
+    Examples
+    --------
+    >>> import torch, tcil
+    >>> from tcil.extending import ER
+    >>> options = ER.options_type()
+    >>> ER(options, tcil.networks.small_cnn, 10, seed=1, device=torch.device("cpu")).n_classes
+    10
+    """
 
     meaning = "experience replay: cross-entropy on new data and exemplars together"
 

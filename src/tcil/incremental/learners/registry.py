@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from tcil.calibration.errors import invalid, unknown_name
-from tcil.incremental.extensions import extension, found
+from tcil.foundation.errors import invalid, unknown_name
+from tcil.foundation.extensions import extension, found
+from tcil.foundation.options import Option
 from tcil.incremental.learners.base import Learner
 from tcil.incremental.learners.der import DER
 from tcil.incremental.learners.eeil import EEIL
@@ -41,30 +42,46 @@ def make_learner(
     3
     """
     kind = learner_type(name)
-    known = [field.name for field in dataclasses.fields(kind.options_type)]
-    for key in options or {}:
+    known = {field.name: field for field in dataclasses.fields(kind.options_type)}
+    for key, value in (options or {}).items():
         if key not in known:
             raise unknown_name(f"option of learner {name}", key, known)
+        _check_option(name, known[key], value)
     chosen = kind.options_type(**(options or {}))
-    for field in dataclasses.fields(chosen):
-        _check_option(name, field.name, getattr(chosen, field.name), field.default)
     return kind(chosen, network, n_classes, seed=seed, device=torch.device(device))
 
 
-def _check_option(learner: str, name: str, value: Any, default: Any) -> None:
-    """An option has the kind of its default: a number, or numbers."""
-    if isinstance(default, tuple):
-        right = isinstance(value, (list, tuple)) and all(type(v) is int and abs(v) <= LARGEST for v in value)
-        wanted = "a list of whole numbers"
-    elif isinstance(default, float):
-        right = type(value) in (int, float) and 0 <= value <= LARGEST
-        wanted = f"a number from 0 to {LARGEST}"
-    elif isinstance(default, int):
-        right, wanted = type(value) is int and 0 < value <= LARGEST, f"a whole number from 1 to {LARGEST}"
+def _check_option(learner: str, option: dataclasses.Field[Any], value: Any) -> None:
+    """An option that is given has the type of its default; which values of that type are legal, the learner says."""
+    made = option.default_factory
+    default = option.default if made is dataclasses.MISSING else made()
+    if isinstance(default, Option):
+        type(default).parse(value, option.name)
+        return
+    if isinstance(default, (list, tuple)):
+        kinds = {type(member) for member in default} or {float}
+        kind = float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else object
+        right = isinstance(value, (list, tuple)) and all(_is(kind, member) for member in value)
+        wanted = f"a list, each {_WANTED[kind]}" if kind in _WANTED else "a list"
     else:
-        return  # a named choice, which the learner parses itself
+        right, wanted = _is(type(default), value), _WANTED.get(type(default), "")
     if not right:
-        raise invalid(f"option {name} of learner {learner}", repr(value), wanted)
+        raise invalid(f"option {option.name} of learner {learner}", repr(value), wanted)
+
+
+_WANTED = {
+    bool: "true or false",
+    int: f"a whole number of at most {LARGEST}",
+    float: f"a number of at most {LARGEST}",
+    str: "text",
+}
+
+
+def _is(kind: type, value: Any) -> bool:
+    """Whether a value is of a plain kind; of others the learner is the judge."""
+    if kind in (int, float):
+        return type(value) in (int, kind) and abs(value) <= LARGEST
+    return type(value) is kind if kind in _WANTED else True
 
 
 def learner_type(name: str) -> type[Learner]:

@@ -12,9 +12,18 @@ from tcil.incremental.learners.base import Learner, LearnerOptions, Schedule, St
 
 @dataclass(frozen=True)
 class WAOptions(LearnerOptions):
-    """WA's options."""
+    """WA's options.
+
+    `restrict_head` is the original method's weight restriction: after every step the weights of the head are clamped
+    at 0 from below, and the head has no bias. Presets turn it on. It is off here because a run without the option in
+    its settings was trained without it, and is resumed and calibrated as such.
+    """
 
     distillation_temperature: float = 2.0
+    restrict_head: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_least(distillation_temperature=0)
 
 
 class WA(Learner):
@@ -23,6 +32,13 @@ class WA(Learner):
     meaning = "weight alignment: distillation, then new weight rows scaled to the norm of the old"
     options_type = WAOptions
     options: WAOptions
+
+    def begin_task(self, task: TaskData) -> None:
+        """Make ready for new classes; a restricted head has a bias that stays zero, so that files keep their form."""
+        super().begin_task(task)
+        bias = _head(self.model).bias
+        if self.options.restrict_head and bias is not None:
+            nn.init.zeros_(bias.requires_grad_(False))
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
         """Build a stage when its turn comes; `schedule` is the run's main one."""
@@ -39,7 +55,14 @@ class WA(Learner):
             distilled = soft_cross_entropy(before, logits[:, : task.old], self.options.distillation_temperature)
             return (1 - share) * cross_entropy + share * distilled
 
-        return Stage(name, task.all_rows, schedule, loss, list(self.model.parameters()))
+        if not self.options.restrict_head:
+            return Stage(name, task.all_rows, schedule, loss, list(self.model.parameters()))
+        bias = _head(self.model).bias
+        trained = [parameter for parameter in self.model.parameters() if parameter is not bias]
+        return Stage(name, task.all_rows, schedule, loss, trained, after_step=self._restrict)
+
+    def _restrict(self) -> None:
+        _head(self.model).weight.clamp_(min=0)
 
     def end_task(self, task: TaskData) -> None:
         """After the last stage."""
@@ -51,9 +74,14 @@ class WA(Learner):
 @torch.no_grad()
 def align_weights(model: nn.Module, old: int, seen: int) -> float:
     """Scale the new classes' weight rows by mean norm of old rows / mean norm of new rows; returns that ratio."""
-    head = model.fc
-    assert isinstance(head, nn.Linear)
+    head = _head(model)
     norms = head.weight[:seen].norm(dim=1)
     gamma = norms[:old].mean() / norms[old:seen].mean()
     head.weight[old:seen] *= gamma
     return float(gamma)
+
+
+def _head(model: nn.Module) -> nn.Linear:
+    head = model.fc
+    assert isinstance(head, nn.Linear)
+    return head

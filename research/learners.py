@@ -1,0 +1,92 @@
+"""The measured table of docs/learners.md: the learners on cifar100-mini, by what was changed.
+
+    python -m research.learners
+
+reads docs/results/learners/*.json and docs/results/runs/*.json.gz (left by `tcil report RUNS --keep DIR`), and writes
+the table between the markers of docs/learners.md. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from research import ROOT
+from tcil.experiments.config.settings import build
+from tcil.experiments.reporting.collect import Study, read_runs
+from tcil.experiments.reporting.tables import percent_of
+from tcil.experiments.reproduction import paper
+from tcil.experiments.runs.catalogue import ALL_DATA
+from tcil.foundation.files import replace_file
+
+PAGE, BEGIN, END = ROOT / "docs/learners.md", "<!-- measured: python -m research.learners -->\n", "<!-- end -->\n"
+SEEDS = (1, 2, 3)
+OLD, NEW = {"preset": "cifar100-mini-0.2"}, {"preset": "cifar100-mini"}
+FREE = {"learner_options": {"restrict_head": False}}
+BRIEF = {"learner_options": {"finetune_epochs": 10, "finetune_milestones": [5]}}
+FIXED, GROWING = ({"learner_options": {"head": head}} for head in ("fixed", "growing"))
+LONGER = {"classes": 40, "tasks": 10, "memory": 800}
+
+# Learner, what the row is, and the settings that it may have been run with.
+ROWS: tuple[tuple[str, str, tuple[dict[str, Any], ...]], ...] = (
+    ("er", "version 0.2.0", (OLD,)),
+    ("er", "paper's decay", (NEW,)),
+    ("eeil", "version 0.2.0", (OLD,)),
+    ("eeil", "paper's decay", (NEW,)),
+    ("wa", "version 0.2.0", (OLD,)),
+    ("wa", "paper's decay", ({**NEW, **FREE},)),
+    ("wa", "paper's decay, restricted head", (NEW,)),
+    ("wa", "half the paper's decay, restricted head", ({**NEW, "weight_decay": 1e-3},)),
+    ("der", "version 0.2.0", (OLD,)),
+    ("der", "paper's decay", ({**NEW, **BRIEF},)),
+    ("der", "paper's decay, 30 epochs of stage two", (NEW, {**NEW, **FIXED})),
+    ("der", "the same, growing head", ({**NEW, **GROWING},)),
+    ("er", "paper's decay, 40 classes in 10 tasks", ({**NEW, **LONGER},)),
+    ("eeil", "paper's decay, 40 classes in 10 tasks", ({**NEW, **LONGER},)),
+)
+
+
+def main() -> None:
+    """Write the table into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    table = "\n".join(lines()) + "\n"
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    replace_file(PAGE, f"{before}{BEGIN}\n{table}\n{END}{after}".encode())
+    print(table)
+
+
+def lines() -> Iterator[str]:
+    """The table: a row for each variant that was run, and the paper's own rows."""
+    runs = {run.settings.key: run for run in read_runs([ROOT / "docs/results/runs", ROOT / "docs/results/learners"])}
+    yield "| learner | variant | seeds | accuracy, % | vanilla ECE, % | T-CIL ECE, % | exemplars memorised, % |"
+    yield "|---|---|---|---|---|---|---|"
+    for learner in ("er", "eeil", "wa", "der"):
+        for own, variant, settings in ROWS:
+            keys = [build({**one, "learner": own, "seed": seed}).key for seed in SEEDS for one in settings]
+            found = tuple(runs[key] for key in keys if key in runs)
+            if own == learner and found:
+                yield _line(Study(found), variant)
+        rows = [paper.find("grid", dataset="cifar100", learner=learner, calibrator=c) for c in (ALL_DATA, "t-cil")]
+        vanilla, tcil = (row.metrics for row in rows if row is not None)
+        printed = (vanilla["accuracy"], vanilla["ece"], tcil["ece"])
+        figures = " | ".join(f"{pair[0]:.2f} ± {pair[1]:.2f}" if pair else "" for pair in printed)
+        yield f"| {learner.upper()} | the paper, CIFAR-100 in 10 tasks | five | {figures} | |"
+
+
+def _line(study: Study, variant: str) -> str:
+    seeds = ", ".join(str(run.seed) for run in study.runs)
+    figures = [percent_of(study, "vanilla", "accuracy").text(), percent_of(study, "vanilla", "ece").text()]
+    figures.append(percent_of(study, "t-cil", "ece").text() if study.having("t-cil") else "not run")
+    memories = [task.memory for run in study.runs for task in run.tasks]
+    known = [100 * memory.accuracy for memory in memories if memory is not None and memory.accuracy is not None]
+    figures.append(f"{np.mean(known):.1f}, least {min(known):.1f}")
+    return f"| {study.settings.learner.upper()} | {variant} | {seeds} | {' | '.join(figures)} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What several calibrators check when they are made or fitted."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tcil.foundation.arrays import as_classes
+from tcil.foundation.errors import CalibrationWarning, invalid
+from tcil.foundation.options import Verdict
+
+
+def new_class_mask(new_classes: Iterable[Any], classes: tuple[int, ...]) -> Tensor:
+    """Which columns are new; every new class must be one of `classes`."""
+    new = as_classes(new_classes, "new_classes", ordered=False)
+    unknown = sorted(set(new) - set(classes))
+    if unknown:
+        raise invalid(
+            "new_classes",
+            f"the labels {unknown[:5]}",
+            f"labels among the {len(classes)} classes of the logits",
+            "If the logit columns stand for other labels, name them with classes=[...].",
+        )
+    wanted = set(new)
+    return torch.tensor([label in wanted for label in classes])
+
+
+BOUNDS = (0.05, 5.0)  # the range of T in the original ETS and PerturbTS
+
+
+def positive(value: Any, argument: str) -> float:
+    """A positive number, as a float; also a tensor or array of one."""
+    if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
+        value = value.item()
+    real = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+    if not real or not 0 < value < float("inf"):
+        raise invalid(argument, repr(value), "a positive number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise invalid(argument, "a number beyond float64", "a positive number") from None
+
+
+def warn_unless_ok(verdict: Verdict, who: str, n_samples: int) -> None:
+    """Say that the logits identified no temperature, or nothing else."""
+    if verdict is not Verdict.OK:
+        warnings.warn(f"{who}: {verdict.meaning} ({n_samples} samples)", CalibrationWarning, stacklevel=3)
+
+
+def missing_valid() -> ValueError:
+    """The error of those who need the new task's validation set."""
+    return invalid(
+        "valid",
+        "None",
+        "the new task's validation set",
+        "Without one, FirstTaskTemperatureScaling still applies (history= of the first task);"
+        " TemperatureScaling on the exemplars' logits runs but gives an abnormally small temperature.",
+    )

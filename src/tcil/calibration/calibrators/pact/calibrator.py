@@ -1,0 +1,337 @@
+"""PACT: prior-adjusted confidence, tracked from task to task. One temperature, and one correction for rehearsal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import nn
+
+from tcil.calibration.calibrators.base import Calibrator
+from tcil.calibration.calibrators.fitted import History
+from tcil.calibration.calibrators.maps import CalibrationMap, PriorAdjustedMap
+from tcil.calibration.calibrators.pact.constants import MEASURED, PACTConstants
+from tcil.calibration.calibrators.pact.evidence import PACTEvidence
+from tcil.calibration.calibrators.pact.filter import PACTFilter, check_history
+from tcil.calibration.calibrators.pact.imbalance import Imbalance, imbalance_ratio, parse_imbalance
+from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult, warn_of
+from tcil.calibration.exemplars import as_new_classes, check_coverage
+from tcil.calibration.inputs.classifier import weights_hash
+from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
+from tcil.calibration.inputs.features import FeatureSpec
+from tcil.foundation import random_state
+from tcil.foundation.arrays import classes_and_columns
+from tcil.foundation.errors import invalid
+from tcil.foundation.options import Verdict
+from tcil.foundation.records import Record
+
+_INVERTED = 0.5  # an imbalance below which it was perhaps meant the other way round
+_OF_THE_SEARCH = frozenset(
+    (Verdict.TARGET_ABOVE_RANGE, Verdict.TARGET_JUMPED, Verdict.BELOW_TOLERANCE, Verdict.BRACKET_WIDENED,
+     Verdict.DEGENERATE_VALID, Verdict.DEGENERATE_MEMORY)
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PACTResult(Record):
+    """What PACT found: softmax(z / temperature + bias for old classes) is honest where classes are equally frequent.
+
+    The errors are standard errors by the filter, as good as its constants: on networks like those that these were
+    measured on they are right, on noisy digits half of what they should be (docs/beyond.md).
+
+    Attributes
+    ----------
+    temperature, bias : float
+        The answer; 1 and 0 where there is no evidence: the network is left as it is.
+    log_temperature_error, bias_error : float or None
+        Their standard errors; None where there is no evidence, or no old class.
+    imbalance : float
+        Training images of a new class for each one of an old class.
+    verdicts : tuple of Verdict
+        Whatever was out of the ordinary; `Verdict.OK` alone where nothing was.
+    evidence : tuple of PACTEvidence
+        What the answer was weighed from, "history" first.
+    t_cil : TCILResult
+        The run of T-CIL inside.
+
+    Examples
+    --------
+    >>> import torch, tcil
+    >>> _ = torch.manual_seed(0)
+    >>> corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    >>> network = torch.nn.Linear(2, 4, bias=False)
+    >>> _ = network.load_state_dict({"weight": 3 * corners})
+    >>> all_classes, new = torch.arange(40) % 4, 2 + torch.arange(100) % 2
+    >>> memory = corners[all_classes] + 0.3 * torch.randn(40, 2), all_classes
+    >>> valid = corners[new] + torch.randn(100, 2), new
+    >>> presented = {0: 10, 1: 10, 2: 50, 3: 50}                      # in an epoch of training
+    >>> result = tcil.PACT().fit(network, memory, valid, new_classes=[2, 3], imbalance=presented).result_
+    >>> result.imbalance, result.bias_error < 0.5
+    (5.0, True)
+    >>> for piece in result.evidence:
+    ...     print(piece.source)
+    surrogate
+    new classes
+    label shift
+    """
+
+    temperature: float
+    log_temperature_error: float | None
+    bias: float
+    bias_error: float | None
+    imbalance: float
+    verdicts: tuple[Verdict, ...]
+    evidence: tuple[PACTEvidence, ...]
+    t_cil: TCILResult
+
+
+@dataclass(eq=False, kw_only=True)
+class PACT(Calibrator[PACTResult]):
+    """PACT: a confidence that knows how unbalanced training was (ours, beyond the paper).
+
+    A network trained on many images of each new class and few of each old one behaves, on unseen images, as if old
+    classes were rare. So `q = softmax(z / T + b [class is old])` is honest for a test set in which classes are equally
+    frequent, with b mostly between 0 (the learner balances by itself) and log(imbalance). Each task gives three pieces
+    of evidence on log T and b, none of which needs data of old classes beyond the memory:
+
+    1. Surrogate: log T and b that minimise the cross-entropy of q on the validation set (new classes) together with
+       T-CIL's perturbed exemplars of old classes, every class counting equally.
+    2. New classes: the likelihood of log T on the validation set with the logits of the new classes alone. Their own
+       frequencies are equal, so it needs no b. It is taken in by Laplace's approximation at the combined mode, so that
+       a few images, all of them right, cannot say that T is 0.
+    3. Label shift: if q is honest, the odds of old against new classes, averaged over images of new classes (each
+       class counting equally), are the ratio of the numbers of classes: E[q(old) / q(new)] = K_old / K_new. At the T
+       known by then, that is one equation for b; what is not known of T adds to its error.
+
+    The error of each is its sampling error (the sandwich estimate; for the surrogate also that of the validation
+    temperature which sets T-CIL's magnitude) and a measured constant (`PACTConstants`). They are combined, in this
+    order, with what earlier tasks left (`history`), each weighed by its precision: a Kalman filter for log T and one
+    for b. Before any evidence log T is 0 +- 1 (where the validation temperature is beyond e^2 or e^-2: that much
+    farther), and b, at the first task with old classes, has the mean and variance of a uniform one between 0 and
+    log(imbalance), and a measured variance beside. From task to task b moves by half the change of log(imbalance), and
+    both drift by measured constants. A piece that its data do not identify is left out (the new classes where their
+    error is above 1), and so is label shift where it is more than three errors from what is believed by then: old and
+    new classes then hardly overlap in the images at hand, and their mean odds miss the tail that would matter. Pieces
+    share their validation set, which the filter does not know.
+
+    The prediction stays: its confidence is q of the predicted class (or 1 / K if q is below), and the other classes
+    share the rest as in q, or more evenly where one of them would overtake it. With `keep_predictions=False` q itself
+    is given: predictions may then move to old classes.
+
+    Parameters
+    ----------
+    keep_predictions : bool, default True
+        Whether the predicted class stays the network's.
+    tolerance : float, default 1e-3
+        How wide the last bracket of T-CIL's magnitude search may be.
+    batch_size : int, default 64
+        Images in one pass through the network.
+    device : str or torch.device, optional
+        Where the network runs; by default where it is.
+    constants : PACTConstants, optional
+        How far each piece of evidence is trusted, and how much T and b drift; by default as measured.
+
+    Attributes
+    ----------
+    temperature_, bias_ : float
+        What q is made of.
+    result_ : PACTResult
+        What was found, with its verdicts and the pieces of evidence.
+    classes_ : tuple of int
+        The label of each logit column.
+    history_ : dict or None
+        What the next task's `fit` takes as `history`.
+
+    Examples
+    --------
+    >>> import torch, tcil
+    >>> _ = torch.manual_seed(0)
+    >>> centres = 2 * torch.randn(4, 8)
+    >>> def draw(labels):
+    ...     return 0.4 * centres[labels] + torch.randn(len(labels), 8), labels
+    >>> network = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    >>> memory, new = draw(torch.arange(40) % 4), draw(2 + torch.arange(200) % 2)         # 10 old images, 110 new ones
+    >>> x, y = torch.cat([memory[0], new[0]]), torch.cat([memory[1], new[1]])
+    >>> optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    >>> for _ in range(60):
+    ...     optimizer.zero_grad()
+    ...     torch.nn.functional.cross_entropy(network(x), y).backward()
+    ...     optimizer.step()
+    >>> valid = draw(2 + torch.arange(200) % 2)
+    >>> pact = tcil.PACT().fit(network, memory, valid, new_classes=[2, 3], imbalance=110 / 10)
+    >>> pact.temperature_ > 1, pact.bias_ > 0, [piece.source for piece in pact.result_.evidence]
+    (True, True, ['surrogate', 'new classes', 'label shift'])
+    >>> test = draw(torch.arange(400) % 4)
+    >>> before = tcil.metrics.expected_calibration_error(network(test[0]).softmax(dim=1).detach(), test[1])
+    >>> tcil.metrics.expected_calibration_error(pact.predict_proba(network(test[0]).detach()), test[1]) < before
+    True
+    """
+
+    keep_predictions: bool = True
+    tolerance: float = 1e-3
+    batch_size: int = TCIL.batch_size
+    device: str | torch.device | None = None
+    constants: PACTConstants | Mapping[str, float] = MEASURED
+    map_type: ClassVar[type[CalibrationMap]] = PriorAdjustedMap
+    result_type: ClassVar[type[Any]] = PACTResult
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.keep_predictions, bool):
+            raise invalid("keep_predictions", repr(self.keep_predictions), "True or False")
+        inner = self._t_cil()
+        self.tolerance, self.batch_size = inner.tolerance, inner.batch_size
+        self.constants = PACTConstants.parse(self.constants)
+
+    def _t_cil(self) -> TCIL:
+        return TCIL(tolerance=self.tolerance, batch_size=self.batch_size, device=self.device)
+
+    @property
+    def temperature_(self) -> float:
+        """The fitted temperature, greater than 0."""
+        return float(cast(PriorAdjustedMap, self._mapping()).temperature)
+
+    @property
+    def bias_(self) -> float:
+        """What is added to the scaled logits of old classes."""
+        return float(cast(PriorAdjustedMap, self._mapping()).bias)
+
+    def fit(
+        self,
+        model: nn.Module,
+        memory: Examples,
+        valid: Examples,
+        new_classes: Iterable[Any],
+        *,
+        imbalance: Imbalance | None = None,
+        history: History | None = None,
+        classes: Iterable[Any] | None = None,
+        columns: Iterable[Any] | None = None,
+        features: FeatureSpec | None = None,
+        unpack: Unpack | None = None,
+        max_batches: int = MAX_BATCHES,
+    ) -> Self:
+        """Fit after a task. `imbalance` and `history` are PACT's own; the other arguments are those of `TCIL.fit`.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The trained network.
+        memory, valid : pair of tensors or arrays, Dataset or DataLoader
+            Exemplars of all classes, and the new task's validation set.
+        new_classes : iterable of int
+            The labels of the new task.
+        imbalance : float, mapping or array
+            In the training of this task, images of a new class for each image of an old one (490 new images a class
+            beside 25 exemplars: 490 / 25). Or, from which it is computed, how often an epoch of training presented
+            images of each class: a mapping from labels (a `Counter` of all labels that the training loader gave) or
+            an array over the classes. Count what training saw, not what is stored: loaders often oversample the
+            memory, and then 25 exemplars that were each drawn four times are 100. Not needed after the first task,
+            where there are no old classes.
+        history : dict, optional
+            `history_` of the PACT of the task before; without it nothing is remembered.
+        classes, columns : iterable of int, optional
+            The label of each logit column, and which columns of the head they are.
+        features : str, callable or pair of callables, optional
+            The head or the feature layer, where it cannot be found.
+        unpack : callable or pair, optional
+            Where a batch has its inputs and labels.
+        max_batches : int
+            A loader without a length is refused after so many batches.
+
+        Returns
+        -------
+        PACT
+            Itself, fitted.
+        """
+        self._check_options()
+        given = parse_imbalance(imbalance)
+        _check_history_of(model, history)
+        new = as_new_classes(new_classes)
+        names, _ = classes_and_columns(classes, columns)
+        with random_state.preserved(memory, valid):
+            if not isinstance(given, float):  # what is wrong with it is told before any work
+                stream = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack)
+                if stream.labels is not None:
+                    names = check_coverage(stream.labels.unique(), names, new, stream.doubt)
+                if names is not None:
+                    imbalance_ratio(given, names, new)
+            evidence = self._t_cil().evidence(
+                model, memory, valid, new, classes=classes, columns=columns, features=features, unpack=unpack,
+                max_batches=max_batches,
+            )  # fmt: skip
+        result, beliefs = self._weighed(evidence, imbalance_ratio(given, evidence.classes, new), history)
+        mapping = PriorAdjustedMap(
+            torch.tensor(result.temperature, dtype=torch.float64),
+            torch.tensor(result.bias, dtype=torch.float64),
+            evidence.is_new,
+            torch.tensor(self.keep_predictions),
+        )
+        memo = {**beliefs.memo(), "model": weights_hash(model)} if beliefs.informed else history
+        self._fitted(mapping, evidence.classes, result, **evidence.model, history=memo)
+        warn_of(replace(evidence.result, verdicts=result.verdicts), "PACT", evidence.scales)
+        return self
+
+    def _weighed(self, evidence: TCILEvidence, ratio: float, history: History | None) -> tuple[PACTResult, PACTFilter]:
+        """What earlier tasks left, moved to this one, and the evidence of this one, weighed."""
+        has_old = not bool(evidence.is_new.all())
+        log_imbalance = math.log(ratio) if has_old else None
+        constants = PACTConstants.parse(self.constants)
+        beliefs = PACTFilter.of(history, log_imbalance, evidence.result.target, constants)
+        remembered = [] if history is None else [beliefs.as_evidence("history")]
+        pieces = beliefs.weigh(evidence)
+        inverted = has_old and ratio < _INVERTED
+        verdicts = _verdicts(evidence.result.verdicts, pieces, informed=beliefs.informed, inverted=inverted)
+        return _result(beliefs, ratio, verdicts, (*remembered, *pieces), evidence.result), beliefs
+
+
+def _check_history_of(model: nn.Module, history: History | None) -> None:
+    """Refuse what is not the memo of a PACT, or that of the network which is fitted now."""
+    check_history(history)
+    if history is not None and history["model"] == weights_hash(model):
+        given = "that of a fit of this very network"
+        raise invalid("history", given, "history_ of the PACT of the task before", "It would count its data twice.")
+
+
+def _verdicts(
+    of_t_cil: tuple[Verdict, ...], pieces: list[PACTEvidence], *, informed: bool, inverted: bool
+) -> tuple[Verdict, ...]:
+    """T-CIL's own, without those that do not matter where there is other evidence, and what PACT adds."""
+    kept, added = set(of_t_cil) - {Verdict.OK}, list[Verdict]()
+    if any(piece.log_temperature is not None for piece in pieces):
+        # Then it does not matter how T-CIL's own search ended (unless it hints at validation data in training).
+        kept -= _OF_THE_SEARCH
+    elif informed:
+        kept -= _OF_THE_SEARCH
+        added.append(Verdict.REMEMBERED)
+    elif not kept & {Verdict.DEGENERATE_VALID, Verdict.DEGENERATE_MEMORY}:
+        added.append(Verdict.NOT_IDENTIFIED)
+    if inverted:
+        added.append(Verdict.IMBALANCE_BELOW_ONE)
+    return (*(verdict for verdict in of_t_cil if verdict in kept), *added) or (Verdict.OK,)
+
+
+def _result(
+    beliefs: PACTFilter,
+    imbalance: float,
+    verdicts: tuple[Verdict, ...],
+    pieces: tuple[PACTEvidence, ...],
+    t_cil: TCILResult,
+) -> PACTResult:
+    """The answer; without any evidence the network is left as it is."""
+    if not beliefs.informed:
+        return PACTResult(1.0, None, 0.0, None, imbalance, verdicts, pieces, t_cil)
+    now = beliefs.as_evidence("all")
+    return PACTResult(
+        temperature=math.exp(beliefs.log_t.mean),
+        log_temperature_error=now.log_temperature_error,
+        bias=now.bias or 0.0,
+        bias_error=now.bias_error,
+        imbalance=imbalance,
+        verdicts=verdicts,
+        evidence=pieces,
+        t_cil=t_cil,
+    )

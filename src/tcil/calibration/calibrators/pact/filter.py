@@ -1,0 +1,166 @@
+"""What PACT believes from task to task: a Kalman filter for log T and one for the bias."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tcil.calibration.calibrators.fitted import History
+from tcil.calibration.calibrators.pact.constants import MEASURED, PACTConstants
+from tcil.calibration.calibrators.pact.evidence import PACTEvidence, label_shift, laplace, surrogate
+from tcil.calibration.calibrators.tcil import TCILEvidence
+from tcil.calibration.temperature import TemperatureFit
+from tcil.foundation.errors import invalid
+
+LARGEST = 20.0  # log(imbalance)
+
+
+@dataclass
+class Belief:
+    """A mean and a variance: a Kalman filter of one number."""
+
+    mean: float
+    variance: float
+
+    def see(self, value: float, error: float) -> None:
+        """Take in an observation with its standard error."""
+        weight = self.variance / (self.variance + error**2)
+        self.mean += weight * (value - self.mean)
+        self.variance *= 1 - weight
+
+    def move(self, step: float, drift: float) -> None:
+        """To the next task."""
+        self.mean += step
+        self.variance += drift**2
+
+    def surprise(self, value: float, error: float) -> float:
+        """How many errors an observation is away."""
+        return abs(value - self.mean) / math.sqrt(self.variance + error**2)
+
+
+class PACTFilter:
+    """What is believed of log T, and of b once there are old classes.
+
+    `weigh` takes in all that a task tells; `surrogate`, `new_classes` and `label_shift` one piece each, in this order.
+    """
+
+    def __init__(
+        self,
+        log_t: Belief,
+        bias: Belief | None,
+        log_imbalance: float | None,
+        *,
+        informed: bool,
+        constants: PACTConstants = MEASURED,
+    ) -> None:
+        self.log_t, self.bias, self.log_imbalance = log_t, bias, log_imbalance
+        self.informed = informed  # by evidence on T, on this task or before
+        self.constants = constants
+
+    @classmethod
+    def of(
+        cls,
+        history: History | None,
+        log_imbalance: float | None,
+        target: TemperatureFit,
+        constants: PACTConstants = MEASURED,
+    ) -> PACTFilter:
+        """What the task before left, less certain by the drift; or next to nothing.
+
+        `log_imbalance` is None where there are no old classes; `target` is the temperature of the validation set.
+        """
+        bias = None
+        if history is None:
+            far, reach = math.log(target.temperature), constants.prior_reach
+            log_t = Belief(far - min(max(far, -reach), reach), constants.prior_error**2)
+        else:
+            log_t = Belief(*history["log_temperature"])
+            rehearsal_begins = history["bias"] is None and log_imbalance is not None
+            log_t.move(0.0, constants.first_drift if rehearsal_begins else constants.temperature_drift)
+            if history["bias"] is not None and log_imbalance is not None:
+                bias = Belief(*history["bias"])
+                bias.move((log_imbalance - history["log_imbalance"]) / 2, constants.bias_drift)
+        if log_imbalance is not None and bias is None:
+            bias = Belief(log_imbalance / 2, log_imbalance**2 / 12 + constants.bias_spread**2)
+        return cls(log_t, bias, log_imbalance, informed=history is not None, constants=constants)
+
+    def memo(self) -> History:
+        """What the next task gets as `history`."""
+        return {
+            "calibrator": "PACT",
+            "log_temperature": [self.log_t.mean, self.log_t.variance],
+            "bias": None if self.bias is None else [self.bias.mean, self.bias.variance],
+            "log_imbalance": self.log_imbalance,
+        }
+
+    def as_evidence(self, source: str) -> PACTEvidence:
+        """What is believed now, as a piece of evidence."""
+        bias = (None, None) if self.bias is None else (self.bias.mean, math.sqrt(self.bias.variance))
+        return PACTEvidence(source, self.log_t.mean, math.sqrt(self.log_t.variance), *bias)
+
+    def weigh(self, evidence: TCILEvidence) -> list[PACTEvidence]:
+        """Take in every piece that the data identify, and list them."""
+        pieces = [take(evidence) for take in (self.surrogate, self.new_classes, self.label_shift)]
+        return [piece for piece in pieces if piece is not None]
+
+    def surrogate(self, evidence: TCILEvidence) -> PACTEvidence | None:
+        """Take in the validation set together with the perturbed exemplars of old classes."""
+        if self.bias is None or (found := surrogate(evidence)) is None:
+            return None
+        log_t = found[0], math.hypot(found[1], self.constants.surrogate_temperature_error)
+        bias = found[2], math.hypot(found[3], self.constants.surrogate_bias_error)
+        self.log_t.see(*log_t)
+        self.bias.see(*bias)
+        self.informed = True
+        return PACTEvidence("surrogate", *log_t, *bias)
+
+    def new_classes(self, evidence: TCILEvidence) -> PACTEvidence | None:
+        """Take in the validation set with the logits of the new classes alone."""
+        is_new, (logits, columns) = evidence.is_new, evidence.valid
+        error, prior = self.constants.new_class_error, self.constants.prior_error
+        within = logits[:, is_new], (is_new.cumsum(0) - 1)[columns]
+        found = laplace(*within, self.log_t.mean, self.log_t.variance + error**2, prior)
+        if found is None:
+            return None
+        log_t = found[0], math.hypot(found[1], error)
+        self.log_t.see(*log_t)
+        self.informed = True
+        return PACTEvidence("new classes", *log_t, None, None)
+
+    def label_shift(self, evidence: TCILEvidence) -> PACTEvidence | None:
+        """Take in the mean odds of old against new classes, at the T known by now, unless they are too far off."""
+        if self.bias is None or not self.informed:
+            return None
+        found = label_shift(*evidence.valid, evidence.is_new, self.log_t.mean)
+        if found is None:
+            return None
+        value, slope, error = found
+        bias = value, math.hypot(error, self.constants.label_shift_error, slope * math.sqrt(self.log_t.variance))
+        if not self.bias.surprise(*bias) <= self.constants.most_surprise:
+            return None
+        self.bias.see(*bias)
+        return PACTEvidence("label shift", None, None, *bias)
+
+
+def check_history(history: History | None) -> None:
+    """Refuse what is not the memo of a PACT."""
+    if history is None:
+        return
+
+    def numbers(values: Any, largest: float = 100.0) -> bool:
+        return all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= largest for v in values)
+
+    try:
+        beliefs = [history["log_temperature"], *([] if history["bias"] is None else [history["bias"]])]
+        sound = (
+            history["calibrator"] == "PACT"
+            and isinstance(history["model"], str)
+            and (history["bias"] is None) == (history["log_imbalance"] is None)
+            and (history["log_imbalance"] is None or numbers([history["log_imbalance"]], LARGEST))
+            and all(len(belief) == 2 and numbers(belief) and belief[1] > 0 for belief in beliefs)
+        )
+    except (KeyError, TypeError):
+        sound = False
+    if not sound:
+        raise invalid("history", repr(history)[:80], "history_ of the PACT of the task before")

@@ -1,0 +1,88 @@
+"""A network followed by its calibration, as one module: what `wrap` gives."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from tcil.calibration.calibrators.maps import CalibrationMap, copied, full_precision
+from tcil.calibration.inputs.classifier import as_taken
+from tcil.calibration.inputs.features import FeatureSource, select_logits
+from tcil.foundation.arrays import at_least_float32, pick_columns
+from tcil.foundation.errors import invalid
+
+
+class CalibratedModel(nn.Module):
+    """A network followed by its calibration: gives log-probabilities over `classes`.
+
+    Made by `calibrator.wrap(model)`. The network is shared, not copied.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+        The network.
+    calibration : tcil.extending.CalibrationMap
+        The fitted function from logits to log-probabilities.
+    classes : tuple of int
+        The label of each output column.
+
+    Examples
+    --------
+    >>> import torch, tcil
+    >>> network = torch.nn.Linear(4, 3)
+    >>> scaling = tcil.TemperatureScaling().fit(5 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 2]))
+    >>> calibrated = scaling.wrap(network)
+    >>> log_probs = calibrated(torch.randn(2, 4))
+    >>> log_probs.shape, log_probs.exp().sum(dim=1).allclose(torch.ones(2).double())
+    (torch.Size([2, 3]), True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mapping: CalibrationMap,
+        classes: tuple[int, ...],
+        head_width: int | None,
+        columns: tuple[int, ...] | None,
+        source: FeatureSource | None,
+    ) -> None:
+        super().__init__()
+        if mapping.needs_features and source is None:
+            raise invalid("model", "a calibrator that was fitted without a model", "one fitted on the model's features")
+        self.model = model
+        self.calibration = copied(mapping)
+        home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+        self.calibration.to(home)
+        self.classes = classes
+        self._head_width, self._columns = head_width, columns
+        self._source = source
+        self.training = self.calibration.training = model.training
+
+    def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        """Calibrated log-probabilities of the inputs, (N, K), in float64; all arguments go to the network."""
+        inputs = args if x is None else (x, *args)
+        # As in fit: the first tensor is the input, and comes in the precision of the weights.
+        tensors = [value for value in (*inputs, *kwargs.values()) if isinstance(value, Tensor)]
+        if tensors:
+            given = tensors[0]
+            taken = as_taken(self.model, given)
+            inputs = tuple(taken if value is given else value for value in inputs)
+            kwargs = {key: taken if value is given else value for key, value in kwargs.items()}
+        features = None
+        if self.calibration.needs_features and self._source is not None:
+            logits, features = self._source.run(self.model, *inputs, **kwargs)
+            features = at_least_float32(features.flatten(1))
+        else:
+            logits = select_logits(self.model(*inputs, **kwargs))
+        width, known = logits.shape[1], len(self.classes)
+        if width < known or (self._head_width is not None and width != self._head_width):
+            raise invalid(
+                "model",
+                f"{width} logits",
+                f"{self._head_width or known}, as the calibrator was fitted on",
+                "Fit a new calibrator after a new task, or say wrap(model, wider_head=True) to slice the head.",
+            )
+        with full_precision(logits.device.type):
+            return cast(Tensor, self.calibration(pick_columns(logits, known, self._columns), features))

@@ -1,0 +1,518 @@
+"""A user's trained network as the calibrators see it: logits, features and input gradients; handed back untouched."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from tcil.calibration.inputs.features import (
+    FeatureSource,
+    FeatureSpec,
+    check_kind,
+    check_rows,
+    find_source,
+    later_heads,
+    select_logits,
+    submodule,
+    watch,
+)
+from tcil.foundation import random_state
+from tcil.foundation.arrays import at_least_float32, gap_and_size, mask_out
+from tcil.foundation.errors import invalid
+from tcil.foundation.folding import close, swapped, watch_pairs
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The plain network inside DataParallel, DistributedDataParallel and torch.compile."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = cast(nn.Module, model._orig_mod)
+        else:
+            return model
+
+
+def weights_hash(model: nn.Module) -> str:
+    """A digest of the network's parameters and buffers: names, shapes, types and bytes, whatever the device."""
+    return _digest(_tensors(model).items())
+
+
+_MOST_AXES = 64  # of a tensor
+
+
+@dataclass(frozen=True)
+class HeadTensor:
+    """A tensor of the head with an entry for each of its `width` logit columns along `axis`, the first being `first`.
+
+    `apart` says that a column depends on its own entries only, so that those of columns not used do not matter.
+    """
+
+    name: str
+    axis: int
+    first: int
+    width: int
+    apart: bool
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.axis < _MOST_AXES and self.first >= 0 and self.width > 0):
+            raise ValueError(
+                f"a head with the axis {self.axis}, the first column {self.first} and {self.width} columns"
+            )
+
+    def used(self, value: Tensor, columns: Sequence[int]) -> Tensor:
+        """The entries that the given logit columns depend on."""
+        if self.axis >= value.ndim:
+            raise ValueError(f"{self.name} without an axis {self.axis}")
+        width = min(self.width, value.shape[self.axis])
+        own = [column - self.first for column in columns] if self.apart else range(width)
+        places = [place for place in own if 0 <= place < width]
+        return value.index_select(self.axis, torch.tensor(places, dtype=torch.long, device=value.device))
+
+
+@dataclass(frozen=True)
+class UsedWeights:
+    """A digest of the weights that some logit columns depend on: the body, and these columns of the head.
+
+    The head may grow without a change: by columns, or by further heads in the list of modules `grows`.
+    """
+
+    digest: str
+    head: tuple[HeadTensor, ...]
+    heads: tuple[str, ...]
+    grows: str | None
+
+    @classmethod
+    def of(cls, model: nn.Module, source: FeatureSource | None, columns: Sequence[int]) -> UsedWeights | str:
+        """The weights that these columns of the model depend on; the hash of all where the head is not known."""
+        plain = unwrap(model)
+        if source is None or not source.parts:
+            return weights_hash(plain)
+        head, tensors, first = list[HeadTensor](), _tensors(plain), 0
+        for name, width in source.parts:
+            apart = type(plain.get_submodule(name)) is nn.Linear
+            for key, value in tensors.items():
+                if value.ndim and key.startswith(f"{name}." if name else "") and width in value.shape:
+                    tied = [other for other in tensors if other != key and _same_memory(tensors[other], value)]
+                    axis = value.shape.index(width)
+                    head += [HeadTensor(k, axis, first, width, apart and not tied) for k in (key, *tied)]
+            first += width
+        known = cls("", tuple(head), tuple(name for name, _ in source.parts), source.grows)
+        return replace(known, digest=known._digest_of(plain, columns))
+
+    def match(self, model: nn.Module, columns: Sequence[int]) -> bool:
+        """Whether these columns of the model depend on the very same weights."""
+        return self._digest_of(unwrap(model), columns) == self.digest
+
+    def _digest_of(self, model: nn.Module, columns: Sequence[int]) -> str:
+        by_name = {tensor.name: tensor for tensor in self.head}
+        tensors = _tensors(model)
+        try:
+            later = self._further_heads(model)
+            used = {name: by_name[name].used(tensors[name], columns) for name in by_name if name in tensors}
+        except (AttributeError, ValueError):  # another network
+            return ""
+        return _digest(
+            (name, used.get(name, value))
+            for name, value in tensors.items()
+            if not any(name.startswith(f"{head}.") for head in later)
+        )
+
+    def _further_heads(self, model: nn.Module) -> list[str]:
+        """The modules added to the list of heads that are heads as well: like the last one known, but for the width.
+
+        Anything else there may work on the logits, as a bias correction does. So may a module like a head where there
+        are as many features as logits.
+        """
+        if self.grows is None:
+            return []
+        last = f"{self.heads[-1]}."
+        axes = {tensor.name.removeprefix(last): tensor.axis for tensor in self.head if tensor.name.startswith(last)}
+        n_logits = max((tensor.first + tensor.width for tensor in self.head), default=0)
+        known, found = model.get_submodule(self.heads[-1]), list[str]()
+        for name in later_heads(model, self.grows, self.heads):
+            module = model.get_submodule(name)
+            widths, same = _compared(_tensors(known), _tensors(module), axes)
+            if type(module) is not type(known) or widths is None or len(widths) != 1 or n_logits in same:
+                break
+            n_logits += widths.pop()
+            found.append(name)
+        return found
+
+
+def _compared(
+    known: Mapping[str, Tensor], other: Mapping[str, Tensor], axes: Mapping[str, int]
+) -> tuple[set[int] | None, set[int]]:
+    """The sizes of the other tensors along these axes, None unless all else is alike; and the sizes that both have."""
+    widths, same = set[int](), set[int]()
+    if known.keys() != other.keys():
+        return None, same
+    for name, value in known.items():
+        ours, theirs = list(value.shape), list(other[name].shape)
+        if name in axes and len(ours) == len(theirs):
+            del ours[axes[name]]
+            widths.add(theirs.pop(axes[name]))
+        if ours != theirs:
+            return None, same
+        same.update(ours)
+    return widths, same
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    tensors = {name: value for name, value in unwrap(model).state_dict().items() if isinstance(value, Tensor)}
+    refuse_unready(tensors)
+    return dict(sorted(tensors.items()))
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    dense = a.layout == b.layout == torch.strided  # only these have a memory of their own
+    return dense and a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+
+
+def _digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in tensors:
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
+        for part in _strided(value):
+            flat = part.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _strided(value: Tensor) -> list[Tensor]:
+    """The tensor, or those that a sparse one consists of."""
+    if value.layout == torch.strided:
+        return [value]
+    if value.layout == torch.sparse_coo:
+        value = value.detach().coalesce()
+        return [value.indices(), value.values()]
+    if value.layout in _BY_ROWS:
+        return [value.crow_indices(), value.col_indices(), value.values()]
+    return [value.ccol_indices(), value.row_indices(), value.values()]
+
+
+_BY_ROWS, _BY_COLUMNS = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
+_LAYOUTS = (torch.strided, torch.sparse_coo, *_BY_ROWS, *_BY_COLUMNS)
+
+
+def _same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one layout hold the same, NaN included."""
+    pairs = list(zip(_strided(a), _strided(b), strict=True))
+    return all(
+        x.shape == y.shape and (torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all())) for x, y in pairs
+    )
+
+
+def refuse_unready(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights without values, on the meta device or of lazy modules that have not run yet; or in odd layouts."""
+    for name, value in tensors.items():
+        if is_lazy(value):
+            advice = "Run one batch through the model first."
+            raise invalid("model", f"{name!r} of a lazy module, without a shape yet", "initialised weights", advice)
+        if value.device.type == "meta":
+            advice = "Load its weights on a real device first, for instance with model.to_empty(device='cpu')."
+            raise invalid("model", f"{name!r} on the meta device, which holds no values", "trained weights", advice)
+        if value.layout not in _LAYOUTS:
+            raise invalid("model", f"{name!r} in the layout {value.layout}", "dense or sparse tensors")
+
+
+def checked_device(device: str | int | torch.device) -> torch.device:
+    """A device that tensors can be moved to and back from; refused before anything is moved otherwise."""
+    expected = "a device of this machine, such as 'cpu', 'cuda' or 'cuda:1'"
+    try:
+        found = torch.device(device)
+        if found.type == "meta":
+            raise invalid("device", "'meta', which holds no values", expected, "Leave device= out to follow the model.")
+        torch.zeros(1, device=found).cpu()
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+        raise invalid("device", f"{device!r} ({reason})", expected, "Leave device= out to follow the model.") from None
+    return found
+
+
+_OTHER_PIXELS = 0.05  # of the largest logit; more than any order of sums makes, in half precision too
+
+
+class Classifier:
+    """A borrowed model, in evaluation mode and without parameter gradients, between `with` and its end.
+
+    The features are what the head reads; the head is found on the first batch by watching which module emits the
+    logits. Inputs are run in channels_last, which is much faster for convolutions, unless the model cannot take it or
+    answers differently.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        features: FeatureSpec | None = None,
+        device: str | int | torch.device | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise invalid(
+                "model", "a TorchScript module", "the nn.Module it was made from", "Calibrate before scripting."
+            )
+        self.model = unwrap(model)
+        self._spec = features
+        if isinstance(features, str):
+            submodule(self.model, features)
+        elif (
+            features is not None
+            and not callable(features)
+            and not (isinstance(features, tuple) and len(features) == 2 and all(callable(part) for part in features))
+        ):
+            raise invalid("features", repr(features), "a module name, a function, or a pair (extract, head)")
+        self._source: FeatureSource | None = None
+        self.head: FeatureSource | None = None  # what emits the logits, where it was seen
+        with _alone(self.model):  # else another thread may have moved it
+            named = dict([*self.model.named_parameters(), *self.model.named_buffers()])
+            homes = [tensor.device for tensor in named.values()]
+        refuse_unready(named)
+        self._homes = set(homes)
+        home = homes[0] if homes else torch.device("cpu")
+        self.device = home if device is None else checked_device(device)
+        if device is not None and len(self._homes) > 1 and self._homes != {self.device}:
+            spread = ", ".join(sorted(map(str, self._homes)))
+            raise invalid("device", str(device), "no device for a model spread over several", f"It lives on {spread}.")
+        self._home = home
+        self._channels_last = True
+        self.width: int | None = None
+
+    def __enter__(self) -> Self:
+        self._exit = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(_alone(self.model))
+            stack.enter_context(_borrowed(self.model))
+            if self._homes and self._homes != {self.device}:
+                stack.callback(self.model.to, self._home)
+                self.model.to(self.device)
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit.close()
+
+    @property
+    def source(self) -> FeatureSource:
+        """Where the features were found; known after the first batch."""
+        assert self._source is not None
+        return self._source
+
+    def place(self, inputs: Tensor) -> Tensor:
+        """Inputs on the model's device and in its fastest layout, in at least float32."""
+        layout = torch.channels_last if inputs.ndim == 4 and self._channels_last else torch.contiguous_format
+        # A copy of its own: a network that works in place must not reach the user's data.
+        return inputs.to(self.device).clone(memory_format=layout)
+
+    def fold(self, sample: Tensor) -> None:
+        """From here on run with batch norms folded into convolutions, if the answers to the sample stay the same."""
+
+        def run() -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                return self.logits_and_features(self.place(sample))
+
+        pairs, own = watch_pairs(self.model, run)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(swapped(self.model, pairs))
+            try:
+                same = bool(pairs) and all(close(*both) for both in zip(run(), own, strict=True))
+            except Exception:  # the network reaches into a layer that is not there any more
+                same = False
+            if same:
+                self._exit.push(stack.pop_all())
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Logits of placed inputs, in at least float32, -inf where masked; differentiable where gradients are on."""
+
+        def run(x: Tensor) -> Tensor:
+            if self.width is not None:
+                return select_logits(self.model(x))
+            seen = watch(self.model, x)
+            self.head = seen.source(self.model) if seen.head else None
+            return seen.logits
+
+        return self._run(inputs, run)
+
+    def logits_and_features(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and flat features of placed inputs, from one forward pass."""
+        features: list[Tensor] = []
+
+        def run(x: Tensor) -> Tensor:
+            features.clear()
+            if self._source is None:
+                self._source, logits, found = find_source(self.model, self._spec, x)
+            else:
+                logits, found = self._source.run(self.model, x)
+            features.append(found)
+            return logits
+
+        logits = self._run(inputs, run)
+        return logits, at_least_float32(features[0].detach()).flatten(1)
+
+    def input_gradient(
+        self, inputs: Tensor, choose: Callable[[Tensor, Tensor], Tensor], pick: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The gradient of CE(x, target) with respect to x, over the logits that `pick` takes.
+
+        `choose` finds each sample's target class by its features, so that one forward pass serves both; it is also told
+        which classes are masked, since there is no way toward those.
+        """
+        with torch.enable_grad(), _gradient_errors():
+            x = self.place(inputs).detach().requires_grad_()
+            logits, features = self.logits_and_features(x.clone())
+            if not logits.requires_grad:
+                raise _no_gradient("logits without a graph back to the inputs")
+            picked = pick(logits)
+            targets = choose(features, picked.detach() == -torch.inf).to(logits.device)
+            loss = nn.functional.cross_entropy(picked, targets, reduction="sum")
+            (gradient,) = torch.autograd.grad(loss, x, allow_unused=True)
+        if gradient is None:
+            raise _no_gradient("logits without a graph back to the inputs")
+        return gradient
+
+    def _run(self, inputs: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
+        x = as_taken(self.model, inputs)
+        if self.width is None and self._channels_last and _lies_otherwise(x) and not self._same_in_both_layouts(x[:2]):
+            self._channels_last = False
+            x = x.clone(memory_format=torch.contiguous_format)
+        try:
+            logits = forward(x)
+        except RuntimeError:
+            # Models that reshape with .view() cannot take channels_last; anything else fails again below.
+            if self.width is not None or not (self._channels_last and x.ndim == 4):
+                raise
+            self._channels_last = False
+            logits = forward(x.clone(memory_format=torch.contiguous_format))
+        if self.width is None:
+            check_kind(logits)
+        check_rows(logits, inputs)
+        self.width = logits.shape[1]
+        return mask_out(at_least_float32(logits))
+
+    def _same_in_both_layouts(self, few: Tensor) -> bool:
+        """Whether the model answers the same in channels_last; not where it reads memory by strides of its own."""
+        try:
+            both = [self._tried(few, layout) for layout in (torch.channels_last, torch.contiguous_format)]
+        except Exception:  # told where all of the batch is run
+            return True
+        gap, size = gap_and_size(*both) if both[0].shape == both[1].shape else (0.0, 0.0)
+        return not gap > _OTHER_PIXELS * size
+
+    def _tried(self, few: Tensor, layout: torch.memory_format) -> Tensor:
+        with torch.no_grad(), random_state.preserved():
+            return at_least_float32(select_logits(self.model(few.clone(memory_format=layout))))
+
+
+def _no_gradient(given: str, advice: str = "Is there a torch.no_grad() or .detach() in its forward?") -> ValueError:
+    return invalid("model", given, "a differentiable model", advice)
+
+
+@contextlib.contextmanager
+def _gradient_errors() -> Iterator[None]:
+    """What torch says of models through which no gradient can go becomes an error that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        told = str(error).partition("\n")[0]
+        if "with .grad()" in told:
+            raise _no_gradient("reentrant checkpoints in its forward", "Say use_reentrant=False in them.") from error
+        if "Inference tensors" in told:
+            advice = "Make the model outside torch.inference_mode(), and load its weights there."
+            raise _no_gradient("weights that were made in torch.inference_mode()", advice) from error
+        raise
+
+
+def _lies_otherwise(inputs: Tensor) -> bool:
+    """Whether channels_last puts the numbers of these inputs in another order."""
+    return inputs.ndim == 4 and inputs.shape[1] > 1 and inputs.shape[2] * inputs.shape[3] > 1
+
+
+def as_taken(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Floating-point inputs in the precision of the model's weights; others as they are."""
+    if not inputs.is_floating_point():
+        return inputs
+    kinds = [tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    return inputs.to(kinds[0] if kinds else torch.float32)
+
+
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _alone(model: nn.Module) -> Iterator[None]:
+    """Other threads that borrow this model, or one that shares modules with it, wait until the end."""
+    with _locks_lock:
+        locks = {id(lock): lock for lock in (_locks.setdefault(part, threading.RLock()) for part in model.modules())}
+    with contextlib.ExitStack() as stack:
+        for _, lock in sorted(locks.items()):  # in one order for all, so that no two wait for each other
+            stack.enter_context(lock)
+        yield
+
+
+@contextlib.contextmanager
+def _borrowed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no parameter gradients; afterwards the model is as it was.
+
+    Attributes that forward() sets, parameters and buffers that it changes and modules that it makes are undone as well.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    # TorchScript modules inside the model hold their parts elsewhere.
+    plain = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    held = [(vars(module), *(getattr(module, kind) for kind in _REGISTERED)) for module in plain]
+    before = [[dict(entries) for entries in parts] for parts in held]
+    trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    # Copies, since version counters do not see what is written through .data.
+    values = [(tensor, tensor.detach().clone()) for tensor in itertools.chain(model.parameters(), model.buffers())]
+    try:
+        # Not by model.eval(): modules with an eval() of their own (LoRA layers) would merge their weights in it.
+        for module, _ in modes:
+            module.training = False
+        for parameter, _ in trainable:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parts, own in zip(held, before, strict=True):
+            for entries, kept in zip(parts, own, strict=True):
+                _restore(entries, kept)
+        for module, mode in modes:
+            module.training = mode
+        for parameter, flag in trainable:
+            with torch.inference_mode(parameter.is_inference()):
+                parameter.requires_grad_(flag)
+        for tensor, value in values:
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                if tensor.shape != value.shape:
+                    tensor.data = value
+                elif _same_values(tensor, value):
+                    continue
+                elif tensor.layout == torch.strided and 0 in tensor.stride():  # expanded: its entries share memory
+                    tensor.data = value
+                else:
+                    tensor.copy_(value)
+
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+def _restore(entries: dict[str, Any], before: dict[str, Any]) -> None:
+    """Put back what a dictionary held, in its order."""
+    if list(entries) != list(before) or any(entries[key] is not before[key] for key in before):
+        entries.clear()
+        entries.update(before)

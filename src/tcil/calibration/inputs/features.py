@@ -1,0 +1,469 @@
+"""Logits and features in what a user's network computes: who emits the logits, and what does it read?"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from tcil.foundation.arrays import check_finite, gap_and_size, looks_like_probabilities, mask_out
+from tcil.foundation.errors import invalid
+
+# Where features come from: a module's name, a function x -> features, or that function with its head.
+FeatureSpec: TypeAlias = str | Callable[[Tensor], Tensor] | tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Any]]
+
+_HALF = {torch.bfloat16, torch.float16}
+_MASKED = -1e3  # a column that is the same for all rows and this low is masked
+_FEWEST = 3
+_GIVE_A_PAIR = "Pass features=(extract, head), two functions with head(extract(x)) equal to the model's logits."
+_LOGITS_ONLY = (
+    "Wrap the model in a small nn.Module whose forward returns the logits only: one of the outputs, or, for heads of"
+    " different classes, torch.cat(outputs, dim=1)."
+)
+
+
+def select_logits(output: Any) -> Tensor:
+    """The logits in what a model returns: a tensor, a dict with "logits", or an object with `.logits`.
+
+    A list or tuple of matrices is taken as the heads of several tasks, side by side; `watch` checks that they are.
+    """
+    logits = _logits_part(output)
+    if _is_heads(logits):
+        logits = torch.cat(tuple(logits), dim=1)
+    if not isinstance(logits, Tensor):
+        raise invalid(
+            "model",
+            f"an output of type {type(output).__name__}",
+            "logits as a tensor, in a dict under 'logits', as an attribute .logits, or as a list of the heads' logits",
+            _LOGITS_ONLY,
+        )
+    if logits.ndim != 2 or not logits.is_floating_point():
+        raise invalid("model", f"an output of shape {tuple(logits.shape)}, {logits.dtype}", "logits (samples, classes)")
+    return logits
+
+
+def _logits_part(output: Any) -> Any:
+    """What holds the logits: a tensor, or the heads' logits one by one."""
+    if isinstance(output, Mapping):
+        if "logits" not in output:
+            raise invalid(
+                "model",
+                f"a dict output with the keys {sorted(map(str, output))}",
+                "one with the key 'logits'",
+            )
+        return output["logits"]
+    return output.logits if not isinstance(output, Tensor) and hasattr(output, "logits") else output
+
+
+def _is_heads(output: Any) -> bool:
+    """Whether this is a list or tuple of score matrices with as many rows each."""
+    return (
+        isinstance(output, (list, tuple))
+        and len(output) > 0
+        and all(isinstance(part, Tensor) and part.ndim == 2 and part.is_floating_point() for part in output)
+        and len({len(part) for part in output}) == 1
+    )
+
+
+def check_kind(logits: Tensor) -> None:
+    """Refuse probabilities where logits are due."""
+    if looks_like_probabilities(logits.detach()):
+        raise invalid(
+            "model", "outputs that are non-negative and sum to 1", "logits", "Take the softmax off the model."
+        )
+
+
+def check_rows(logits: Tensor, inputs: Tensor) -> None:
+    """One row of logits for each input, finite but for masked classes (-inf)."""
+    if len(logits) != len(inputs):
+        raise invalid("model", f"{len(logits)} rows of logits for {len(inputs)} inputs", "one row for each input")
+    if bool((torch.isnan(logits) | (logits == torch.inf)).any()):
+        raise invalid("model", "NaN or infinity among its logits", "finite logits, or -inf for a masked class")
+    check_finite(logits, "model")
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """How to get logits and features from one forward pass.
+
+    Either the input of the modules `heads` (by name; "" is the model itself), or the output of the module `body`,
+    or a function `extract` (followed by `head`, where that gives the logits). A module may be called several times in
+    one pass: `call` says which of its calls counts. `parts` are the innermost modules that emit the logits side by
+    side, with their numbers of columns, and `grows` is the list of modules that further ones would be added to.
+    """
+
+    heads: tuple[str, ...] = ()
+    body: str | None = None
+    call: int = 0
+    extract: Callable[..., Tensor] | None = None
+    head: Callable[[Tensor], Any] | None = None
+    parts: tuple[tuple[str, int], ...] = ()
+    grows: str | None = None
+
+    def storable(self) -> FeatureSource | None:
+        """The source as names, which can be saved and copied; None for the user's own functions."""
+        return None if self.extract is not None else self
+
+    def run(self, model: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Logits and features of one batch."""
+        if self.extract is not None:
+            features = self.extract(*inputs, **options)
+            logits = model(*inputs, **options) if self.head is None else self.head(features)
+            return select_logits(logits), features
+        seen: list[Any] = []
+
+        def note_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.append(_feature_argument(args, kwargs, len(inputs[0]) if inputs else None))
+
+        def note_output(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            seen.append(output)
+
+        if self.body is not None:
+            handle = model.get_submodule(self.body).register_forward_hook(note_output)
+        else:
+            handle = model.get_submodule(self.heads[0]).register_forward_pre_hook(note_input, with_kwargs=True)
+        try:
+            logits = select_logits(model(*inputs, **options))
+        finally:
+            handle.remove()
+        return logits, seen[self.call]
+
+
+@dataclass
+class _Call:
+    """One module's call during the probing pass, where its output could be (part of) the logits."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor
+    number: int
+    autocast: torch.autocast  # as it was when the module ran
+
+    @property
+    def features(self) -> Tensor | None:
+        return _feature_argument(self.args, self.kwargs, len(self.output))
+
+    def emits(self, logits: Tensor, same: Callable[[Tensor, Tensor], bool]) -> bool:
+        """Whether the output begins with these logits and is not merely passed through."""
+        width = logits.shape[1]
+        if self.features is None or self.output.shape[1] < width or not same(self.output[:, :width], logits):
+            return False
+        return not self._passes_on(self.features)
+
+    def _passes_on(self, features: Tensor) -> bool:
+        """Whether the output is the input: dropout, say; or a log-softmax or a scale, which learn next to nothing."""
+        if features.shape != self.output.shape:
+            return False
+        learned = sum(parameter.numel() for parameter in self.module.parameters())
+        return _equal(features, self.output) or (learned <= 1 and _related(features, self.output))
+
+    def rerun(self, features: Tensor) -> Tensor:
+        own = self.features
+        features = features if own is None else features.to(own.dtype)
+        args = [features if value is own else value for value in self.args]
+        kwargs = {key: features if value is own else value for key, value in self.kwargs.items()}
+        with self.autocast:
+            return select_logits(self.module(*args, **kwargs))
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The calls that emit the logits, side by side; `exactly`, or up to a scale and one number for each row."""
+
+    calls: list[_Call]
+    exactly: bool = True
+
+    def __bool__(self) -> bool:
+        return bool(self.calls)
+
+    def __str__(self) -> str:
+        return "the head " + ", ".join(repr(call.name) if call.name else "(the model itself)" for call in self.calls)
+
+    @property
+    def features(self) -> Tensor:
+        return cast(Tensor, self.calls[0].features)
+
+    def rerun(self, features: Tensor) -> Tensor:
+        return torch.cat([call.rerun(features) for call in self.calls], dim=1)
+
+
+def _growing(model: nn.Module, heads: Sequence[str], called: Container[str]) -> str | None:
+    """The list of modules that holds the heads and nothing after them that ran: further heads are added there."""
+    homes = {name.rpartition(".")[0] for name in heads}
+    home = homes.pop()
+    if homes or not home or not isinstance(model.get_submodule(home), (nn.ModuleList, nn.ModuleDict)):
+        return None
+    return None if any(name in called for name in later_heads(model, home, heads)) else home
+
+
+def later_heads(model: nn.Module, home: str, heads: Sequence[str]) -> list[str]:
+    """The modules of the list `home` that come after the last of these heads."""
+    names = [f"{home}.{name}" for name, _ in model.get_submodule(home).named_children()]
+    return names[1 + max(names.index(name) for name in heads) :]
+
+
+def _feature_argument(args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None) -> Tensor | None:
+    """The argument that holds features: the first tensor with one row for each input."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim > 0]
+    return next((value for value in tensors if rows is None or len(value) == rows), None)
+
+
+def find_source(model: nn.Module, spec: FeatureSpec | None, x: Tensor) -> tuple[FeatureSource, Tensor, Tensor]:
+    """Run one batch, watching every module; return the source with this batch's logits and features."""
+    seen = watch(model, x, spec if isinstance(spec, str) else None)
+    head, logits = seen.head, seen.logits
+    if isinstance(spec, tuple):
+        features = _extracted(spec[0], x)
+        _verify(logits, lambda: select_logits(spec[1](features)), "features", "the given head", _GIVE_A_PAIR)
+        return FeatureSource(extract=spec[0], head=spec[1]), logits, features
+    advice = f"Leave features= out: the model reads them in {head}." if spec is not None and head else _GIVE_A_PAIR
+    if not head:
+        layers = f"{spec!r}, but " if isinstance(spec, str) else "a function, but " if spec is not None else ""
+        expected = "a module whose output is the logits, up to a scale, a log-softmax or a mask"
+        raise invalid("features", f"{layers}no module of the model that emits the logits", expected, advice)
+    if isinstance(spec, str):
+        named = _emitters([call for call in reversed(seen.calls) if call.name == spec], logits)
+        if named:
+            head, seen = named, replace(seen, head=named)
+        elif seen.outputs and all(isinstance(output, Tensor) for output in seen.outputs):
+            number = next(
+                (i for i, f in enumerate(seen.outputs) if not _mismatch(logits, partial(head.rerun, f), head.exactly)),
+                0,
+            )
+            features = seen.outputs[number]
+            _verify(logits, partial(head.rerun, features), f"features={spec!r}", str(head), advice, head.exactly)
+            return replace(seen.source(model), body=spec, call=number), logits, features
+        else:
+            raise invalid(
+                f"features={spec!r}",
+                "a module that neither emits the logits nor feeds the module that does",
+                "the classification layer, or the module whose output it reads",
+                advice,
+            )
+    elif spec is not None:
+        features = _extracted(spec, x)
+        _verify(logits, lambda: head.rerun(features), "features", str(head), advice, head.exactly)
+        return FeatureSource(extract=spec, head=head.rerun if head.exactly else None), logits, features
+    features = head.features
+    _verify(logits, lambda: head.rerun(features), "features", str(head), advice, head.exactly)
+    return seen.source(model), logits, features
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a watched pass showed: calls that put out one row of scores per input, innermost first, and the logits.
+
+    `outputs` are those of the named module; `called` are all modules that ran.
+    """
+
+    calls: list[_Call]
+    outputs: list[Any]
+    called: Container[str]
+    logits: Tensor
+    head: _Head
+
+    def source(self, model: nn.Module) -> FeatureSource:
+        """What emits the logits, as names."""
+        parts = _side_by_side(self.calls, self.logits) or self.head.calls
+        widths = tuple((call.name, call.output.shape[1]) for call in parts)
+        grows = _growing(model, [call.name for call in parts], self.called)
+        names = tuple(call.name for call in self.head.calls)
+        return FeatureSource(names, call=self.head.calls[0].number, parts=widths, grows=grows)
+
+
+def watch(model: nn.Module, x: Tensor, named: str | None = None) -> _Seen:
+    """Run one batch, watching every module; refuse an output that cannot be told to be logits."""
+    calls: list[_Call] = []
+    outputs: list[Any] = []
+    counts: Counter[str] = Counter()
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if name == named:
+                outputs.append(output)
+            counts[name] += 1
+            if isinstance(output, Mapping):
+                output = output.get("logits")
+            elif not isinstance(output, Tensor):
+                output = getattr(output, "logits", output)
+            if _is_heads(output):
+                output = torch.cat(tuple(output), dim=1)
+            if isinstance(output, Tensor) and output.ndim == 2 and len(output) == len(x):
+                calls.append(_Call(name, module, args, kwargs, output, counts[name] - 1, _autocast_now(output)))
+
+        return hook
+
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            with contextlib.suppress(RuntimeError):  # TorchScript modules take no hooks: they are not looked into
+                handles.append(module.register_forward_hook(note(name), with_kwargs=True))
+        output = model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    logits = select_logits(output)
+    check_rows(logits, x)
+    check_kind(logits)
+    # A model is its own head only when it is a single layer; otherwise its input is the image, not features.
+    inside = [call for call in calls if call.module is not model or not any(True for _ in model.children())]
+    _check_heads(model, _logits_part(output), inside)
+    return _Seen(inside, outputs, counts, logits, _emitters(inside, logits))
+
+
+def _autocast_now(value: Tensor) -> torch.autocast:
+    kind = value.device.type
+    return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
+
+
+def _check_heads(model: nn.Module, outputs: Any, calls: list[_Call]) -> None:
+    """Refuse several outputs that may be something else than the heads of several tasks: features, other exits.
+
+    Heads read the same features. In a tuple, which may as well be (logits, projection), they also have to be alike:
+    children of one list of modules, or of one name but for its number.
+    """
+    if isinstance(outputs, Tensor) or len(outputs) < 2:
+        return
+    heads: list[_Call] = []
+    for part in outputs:
+        same = [call for call in calls if call.output is part] or [call for call in calls if _equal(call.output, part)]
+        heads += [call for call in same if call.features is not None][:1]
+    alike = len({id(call) for call in heads}) == len(outputs)
+    for call in heads:
+        own, first = cast(Tensor, call.features), cast(Tensor, heads[0].features)
+        alike = alike and (own is first or _equal(own, first))
+        alike = alike and (isinstance(outputs, list) or _family(model, call.name) == _family(model, heads[0].name))
+    if not alike:
+        shapes = ", ".join(str(tuple(part.shape)) for part in outputs)
+        raise invalid(
+            "model",
+            f"an output of type {type(outputs).__name__} with {len(outputs)} matrices of the shapes {shapes}",
+            "logits as one tensor, or a list of the logits of heads that read the same features",
+            _LOGITS_ONLY,
+        )
+
+
+def _family(model: nn.Module, name: str) -> str:
+    home = name.rpartition(".")[0]
+    in_list = home and isinstance(model.get_submodule(home), (nn.ModuleList, nn.ModuleDict))
+    return home if in_list else re.sub(r"\d+", "", name)
+
+
+def _emitters(calls: list[_Call], logits: Tensor) -> _Head:
+    """The innermost call that emits the logits, or the calls whose outputs side by side are the logits.
+
+    Where none does, a log-softmax, a scale or a mask may have come after the head: then one whose output is the logits
+    up to these.
+    """
+    for call in calls:
+        if call.emits(logits, _equal):
+            return _Head([call])
+    heads = _side_by_side(calls, logits)
+    if heads:
+        return _Head(heads)
+    for call in calls:
+        if call.emits(logits, _related):
+            return _Head([call], exactly=False)
+    by_features: dict[int, list[_Call]] = {}
+    for call in calls:
+        if not any(True for _ in call.module.children()):
+            by_features.setdefault(id(call.features), []).append(call)
+    for readers in by_features.values():
+        if readers[0].features is not None and _related(torch.cat([call.output for call in readers], dim=1), logits):
+            return _Head(readers, exactly=False)
+    return _Head([])
+
+
+def _side_by_side(calls: list[_Call], logits: Tensor) -> list[_Call]:
+    """The innermost calls that read the same features and whose outputs, put side by side, are the logits."""
+    heads: list[_Call] = []
+    column = 0
+    for call in calls:
+        part = logits[:, column : column + call.output.shape[1]]
+        whole = part.shape == call.output.shape and call.emits(part, _equal)
+        if whole and (not heads or call.features is heads[0].features):
+            heads.append(call)
+            column += part.shape[1]
+            if column == logits.shape[1]:
+                return heads
+    return []
+
+
+def _extracted(extract: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    features = extract(x)
+    if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != len(x):
+        given = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+        raise invalid("features", f"a function returning {given}", f"features ({len(x)}, ...) for {len(x)} inputs")
+    return features
+
+
+def _verify(
+    logits: Tensor, rerun: Callable[[], Tensor], argument: str, head: str, advice: str, exactly: bool = True
+) -> None:
+    """Re-running the head on the features must give the logits, else they are not its features."""
+    problem = _mismatch(logits, rerun, exactly)
+    if problem:
+        raise invalid(
+            argument,
+            f"features on which re-running {head} {problem}",
+            "features that the head turns into the logits",
+            advice,
+        )
+
+
+def _mismatch(logits: Tensor, rerun: Callable[[], Tensor], exactly: bool) -> str:
+    """How the head's answer differs from the logits; empty where it does not."""
+    try:
+        again = rerun()
+        if again.shape[1] < logits.shape[1]:
+            return f"gives {again.shape[1]} of {logits.shape[1]} logits"
+        again = again[:, : logits.shape[1]]
+        if not exactly:
+            return "" if _related(again, logits) else "differs from the logits by more than a scale and a shift"
+        fine = 2e-2 if {again.dtype, logits.dtype} & _HALF else 1e-4
+        gap, size = gap_and_size(mask_out(again), mask_out(logits))
+        return f"differs from the logits by up to {gap:.3g}" if not gap <= fine * (1.0 + size) else ""
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"fails: {str(error).splitlines()[0]}"
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.detach().float(), b.detach().float())
+
+
+def _related(a: Tensor, b: Tensor) -> bool:
+    """Whether b = s a + one number for each row, with one s > 0 for all, up to rounding; but for masked columns of b.
+
+    Log-probabilities and scaled logits are such: for the softmax, the first are the same logits.
+    """
+    if a.shape != b.shape:
+        return False
+    half = bool({a.dtype, b.dtype} & _HALF)
+    a, b = a.detach().cpu().double(), b.detach().cpu().double()
+    masked = (b == b[:1]).all(dim=0) & (b[0] <= _MASKED)
+    a, b = a[:, ~masked], b[:, ~masked]
+    if a.numel() - len(a) < _FEWEST:  # so few numbers are related by chance
+        return False
+    rounding = (2e-2 if half else 1e-6) * float(b.abs().max())
+    a, b = a - a.mean(dim=1, keepdim=True), b - b.mean(dim=1, keepdim=True)
+    scale = float((a * b).sum() / a.square().sum())
+    return scale > 0 and float((b - scale * a).abs().max()) <= rounding + 1e-4 * float(b.abs().max())
+
+
+def submodule(model: nn.Module, name: str) -> nn.Module:
+    """A module by name; the error names the nearest ones."""
+    names = [known for known, _ in model.named_modules() if known]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[-3:]
+        raise invalid("features", repr(name), "the name of a module of the model", f"Nearest: {', '.join(near)}.")
+    return model.get_submodule(name)

@@ -1,0 +1,5 @@
+"""Several processes that share one fit or one pass over data, by torch.distributed."""
+
+from tcil.foundation.ranks import sharded
+
+__all__ = ["sharded"]

@@ -1,0 +1,31 @@
+"""`tcil calibrate`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tcil.experiments.cli import output
+from tcil.experiments.cli.options import SomeCalibrators, Trust
+
+
+def calibrate(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    data: Annotated[Path | None, typer.Option(help="folder that holds the dataset")] = None,
+    calibrators: SomeCalibrators = None,
+    redraw: Annotated[
+        int, typer.Option(min=0, max=10_000, help="also with so many other draws of the validation set")
+    ] = 0,
+    trust: Trust = False,
+) -> None:
+    """Recompute calibrators on a finished run, without training."""
+    from tcil.experiments.reporting.show import show_recalibration
+    from tcil.experiments.runs.entries import specs_of
+    from tcil.experiments.runs.recalibrate import recalibrate
+
+    names, tell = specs_of(calibrators), partial(output.console.print, soft_wrap=True)
+    anew = recalibrate(folder, data=data, calibrators=names, redraw=redraw, trust=trust, tell=tell)
+    show_recalibration(anew, redraw, output.console)

@@ -1,0 +1,32 @@
+"""`tcil compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tcil.experiments.cli import output
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="a run folder, or a folder that holds some")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="another, with the same datasets, learners and seeds")],
+    out: Annotated[Path | None, typer.Option(help="folder for the tables as files")] = None,
+) -> None:
+    """Two sets of runs side by side, with paired differences and their intervals."""
+    from tcil.experiments.reporting import collect, tables
+    from tcil.experiments.reporting.grids import terminal, write_tables
+    from tcil.experiments.reporting.page import check_report
+    from tcil.foundation.boundary import check_place
+
+    if out is not None:
+        check_place(out)
+        check_report(out)
+    left, right = collect.read_runs([a]), collect.read_runs([b])
+    grids = [tables.comparison(left, right, key) for key in tables.COLUMNS if key != "noise_floor"]
+    for grid in grids:
+        output.console.print(terminal(grid))
+    if out is not None:
+        write_tables(grids, out)

@@ -1,0 +1,23 @@
+"""The `tcil` command from its first moment: signals, output that nobody reads, and packages that are not installed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+
+from tcil.experiments.process import stopping
+from tcil.experiments.process.exits import answered
+
+
+def main() -> None:
+    """Run the command of this process's arguments."""
+    with answered():
+        stopping.at_once()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # names that cannot be written in its encoding are no error
+                with contextlib.suppress(ValueError):
+                    stream.reconfigure(errors="backslashreplace")
+        from tcil.experiments.cli.app import app
+
+        app(prog_name="tcil")

@@ -1,0 +1,61 @@
+"""`tcil datasets`, `learners`, `networks`, `calibrators` and `settings`: what there is to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from tcil.experiments.cli import output
+
+
+def datasets() -> None:
+    """List the datasets."""
+    from tcil.incremental.data.datasets import DATASETS
+
+    _list("dataset", {name: entry.meaning for name, entry in DATASETS.items()})
+
+
+def learners() -> None:
+    """List the learners."""
+    from tcil.incremental.learners import LEARNERS
+
+    _list("learner", {name: kind.meaning for name, kind in LEARNERS.items()})
+
+
+def networks() -> None:
+    """List the networks."""
+    from tcil.incremental.networks import NETWORKS
+
+    _list("network", {name: (factory.__doc__ or "").partition(":")[0] for name, factory in NETWORKS.items()})
+
+
+def calibrators() -> None:
+    """List the calibrators."""
+    from tcil.experiments.runs.entries import CALIBRATORS
+
+    _list("calibrator", {name: entry.meaning for name, entry in CALIBRATORS.items()})
+
+
+def settings() -> None:
+    """List the settings with what 'tcil run' alone would take, and the presets."""
+    from tcil.experiments.config.presets import PRESETS
+    from tcil.experiments.config.settings import RunSettings, build
+
+    plain = build({})
+    table = Table("setting", "default", "meaning", box=None)
+    for name, field in RunSettings.model_fields.items():
+        table.add_row(name, str(getattr(plain, name)), field.description or "")
+    output.console.print(table)
+    output.console.print(f"presets: {', '.join(PRESETS)}; a study file may also list seeds, learners and datasets")
+
+
+def _list(kind: str, known: Mapping[str, str]) -> None:
+    from tcil.foundation.extensions import installed
+
+    rows = {**known, **{name: f"from an installed package: {point.value}" for name, point in installed(kind).items()}}
+    table = Table(show_header=False, box=None)
+    for name, meaning in rows.items():
+        table.add_row(name, meaning)
+    output.console.print(table)
+    output.console.print("or one of your own: package.module:name")

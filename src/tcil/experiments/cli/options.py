@@ -1,0 +1,229 @@
+"""Options that several commands share: groups of them are dataclasses, whose fields become options of a command."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from tcil.foundation.errors import invalid
+
+if TYPE_CHECKING:
+    from tcil.experiments.config.settings import RunSettings
+    from tcil.experiments.scheduling.executors import Resources
+    from tcil.experiments.scheduling.job import Job
+
+Out = Annotated[Path, typer.Option(help="where run folders go")]
+REPORT = Path("report")  # unless the user names another
+Report = Annotated[Path, typer.Option(help="folder for report.html and the tables")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
+Precision = Annotated[
+    str | None, typer.Option(help="training steps in fp32, bf16 or fp16; calibration stays in fp32 [default: fp32]")
+]
+Compiled = Annotated[bool, typer.Option("--compile", help="compile training steps with torch.compile, for GPUs")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="import and run the code (package.module:name) that the folder names")
+]
+TasksUntil = Annotated[
+    int | None, typer.Option(min=1, help="stop after this many tasks; without it, the same command completes the run")
+]
+Backup = Annotated[
+    Path | None, typer.Option(help="folder that after every task gets a copy to resume from, as 'tcil pack' makes it")
+]
+SomeCalibrators = Annotated[
+    str | None, typer.Option(help="only these, by comma, also with options: ts[solver=sgd],t-cil[policy=random]")
+]
+
+
+def _presets(incomplete: str) -> list[str]:
+    """For shells that complete `--preset`."""
+    from tcil.experiments.config.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Which runs: a study file, and what replaces its settings."""
+
+    study: Annotated[Path | None, typer.Argument(help="TOML file with settings; flags win over it")] = None
+    preset: Annotated[
+        str | None, typer.Option(help="start from these settings; see 'tcil settings'", autocompletion=_presets)
+    ] = None
+    dataset: Annotated[str | None, typer.Option(help="see 'tcil datasets'")] = None
+    learner: Annotated[str | None, typer.Option(help="see 'tcil learners'")] = None
+    seeds: Annotated[str | None, typer.Option(help="training seeds, such as 1,2,3")] = None
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="any other, see 'tcil settings': --set epochs=10 --set learner_options.head=growing"
+        ),
+    ] = None
+    reserve: Annotated[float | None, typer.Option(help="share of the memory kept out of training")] = None
+    precision: Precision = None
+
+    def runs(self) -> list[RunSettings]:
+        """The runs that the study file and the flags ask for, each once; every name in them is known."""
+        from tcil.experiments.config.settings import expand, read_toml
+
+        values = read_toml(self.study) if self.study else {}
+        flags = {
+            "preset": self.preset, "dataset": self.dataset, "learner": self.learner, "reserve": self.reserve,
+            "precision": self.precision,
+        }  # fmt: skip
+        values |= {key: value for key, value in flags.items() if value is not None}
+        if self.dataset is not None and self.preset is None:
+            values.pop("preset", None)
+        if self.seeds is not None:
+            values["seeds"] = numbers(self.seeds)
+        changes = changed_settings(self.setting)
+        check_twice(changes, seeds=self.seeds, **flags)
+        options = [where.get("learner_options", {}) for where in (values, changes)]
+        if all(isinstance(own, dict) for own in options):  # else what is no dict is told below
+            changes |= {"learner_options": options[0] | options[1]} if any(options) else {}
+        flags_given = {key for key, value in flags.items() if value is not None} | set(changes)
+        runs = list({one.name: one for one in expand(values | changes, flags_given)}.values())
+        from tcil.experiments.runs.complete import check_names  # after all that is told without torch
+
+        for one in runs:
+            check_names(one)
+        return runs
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """With what runs are done, and where they go."""
+
+    data: Annotated[Path | None, typer.Option(help="folder that holds the dataset")] = None
+    out: Out = Path("runs")
+    calibrators: SomeCalibrators = None
+    device: Device = "cpu"
+    log: Annotated[str | None, typer.Option(help="csv or tensorboard")] = None
+    full_data: Annotated[
+        bool, typer.Option(help="train once more without a validation set, for Vanilla as the paper reports it")
+    ] = True
+    tasks_until: TasksUntil = None
+    backup: Backup = None
+    compiled: Compiled = False
+
+    def jobs(self, runs: Sequence[RunSettings], *, here: bool) -> list[Job]:
+        """A job for each run; what is wrong with these options is told now, devices too if runs are done here."""
+        from tcil.experiments.runs.complete import check_options
+        from tcil.experiments.runs.entries import specs_of
+        from tcil.experiments.scheduling.job import Job
+        from tcil.foundation.boundary import check_place
+
+        specs = specs_of(self.calibrators)
+        names = None if specs is None else tuple(specs)
+        check_options(names, self.log, here=here)
+        check_place(self.out)
+        if self.backup is not None:
+            check_place(self.backup, "backup")
+        more: dict[str, Any] = {"until": self.tasks_until, "backup": self.backup, "compiled": self.compiled}
+        return [Job(one, self.out, self.data, self.device, names, self.log, self.full_data, **more) for one in runs]
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Where several runs are done, and what each may use."""
+
+    on: Annotated[str, typer.Option(help="where several runs are done: serial, processes or ray")] = "serial"
+    ray_address: Annotated[str | None, typer.Option(help="a running Ray cluster: auto, or HOST:PORT")] = None
+    cpus_per_run: Annotated[
+        float | None, typer.Option(min=0.01, help="CPUs, and threads, of each run; fractions allowed")
+    ] = None
+    gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs of each run; fractions allowed")] = 0.0
+    at_once: Annotated[int | None, typer.Option(min=1, help="at most so many runs at once")] = None
+    hung_after: Annotated[
+        float,
+        typer.Option(min=0, help="end and resume a worker that shows no sign of life for this many seconds; 0: never"),
+    ] = 600.0
+
+    def resources(self) -> Resources:
+        """The same, checked."""
+        from tcil.experiments.scheduling.executors import Resources
+
+        return Resources(self.on, self.ray_address, self.cpus_per_run, self.gpus_per_run, self.at_once, self.hung_after)
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer takes it: each parameter that is a group of options is replaced by the group's fields.
+
+    A group that stands as a default in the command's signature gives its options their defaults.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {}
+    options: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = hints[parameter.name]
+        if not is_dataclass(kind):
+            options.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        assert isinstance(kind, type)
+        groups[parameter.name] = kind
+        defaults = kind() if parameter.default is inspect.Parameter.empty else parameter.default
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            default = getattr(defaults, name)
+            options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in groups.items()
+        }
+        command(**made, **given)
+
+    call.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    call.__annotations__ = {option.name: option.annotation for option in options}
+    return call
+
+
+def check_report_place(folder: Path, argument: str) -> None:
+    """Refuse a place where no report can be written; a folder that nobody named must not be a link either."""
+    from tcil.experiments.reporting.page import check_report
+    from tcil.foundation.boundary import check_own_place, check_place
+
+    (check_own_place if folder == REPORT else check_place)(folder, argument)
+    check_report(folder, argument)
+
+
+def numbers(text: str) -> list[int]:
+    """The seeds in `1,2,3`."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise invalid("seeds", repr(text), "whole numbers by comma, such as 1,2,3") from None
+
+
+def check_twice(changes: Mapping[str, object], **flags: object) -> None:
+    """Refuse a setting that a flag and `--set` both give: which of the two is meant would be a guess."""
+    for name in (name for name, value in flags.items() if value is not None):
+        for key in {name, name.removesuffix("s"), f"{name}s"} & changes.keys():
+            raise invalid("--set", f"{key} beside --{name}", "one of the two")
+
+
+def changed_settings(entries: list[str] | None) -> dict[str, Any]:
+    """What `--set` gives: `a.b=1` into nested settings, the last where one is given twice; JSON where it can be."""
+    values: dict[str, Any] = {}
+    for entry in entries or []:
+        key, equals, text = entry.partition("=")
+        if not equals or not all(key.split(".")):
+            raise invalid("--set", repr(entry), "name=value")
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        *path, last = key.split(".")
+        place = values
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise invalid("--set", repr(entry), f"{part} either as a value or with names below it")
+        place[last] = value
+    return values

@@ -1,0 +1,7 @@
+"""Where the commands print."""
+
+from __future__ import annotations
+
+from tcil.experiments.process.screen import Screen
+
+console = Screen()

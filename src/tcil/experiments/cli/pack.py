@@ -1,0 +1,27 @@
+"""`tcil pack`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tcil.experiments.cli import output
+
+
+def pack(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, finished or in progress")],
+    to: Annotated[Path, typer.Option(help="folder for the copies, on another disk")],
+) -> None:
+    """Copy what a run needs to resume on another machine: its results, and the network of its last task.
+
+    The copy is a run folder. 'tcil run' with the same settings and '--out' of the copies goes on after the last
+    finished task. Run it again to bring the copies up to date.
+    """
+    from tcil.experiments.runs.packing import pack as copy
+
+    for run in runs:
+        folder = copy(run, to)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        output.console.print(f"{folder} {size / 1e6:.1f} MB", soft_wrap=True)

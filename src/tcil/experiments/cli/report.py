@@ -1,0 +1,32 @@
+"""`tcil report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tcil.experiments.cli import output
+from tcil.experiments.cli.options import REPORT, Report, check_report_place
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders that hold some")],
+    out: Report = REPORT,
+    keep: Annotated[
+        Path | None, typer.Option(help="also copy the results, as small JSON files, into this folder")
+    ] = None,
+) -> None:
+    """Tables and pictures of any set of runs: on the terminal, as HTML, Markdown, LaTeX and CSV."""
+    from tcil.experiments.reporting import collect
+    from tcil.experiments.reporting.show import show_report
+    from tcil.foundation.boundary import check_place
+
+    check_report_place(out, "out")
+    if keep is not None:
+        check_place(keep, "keep")
+    stored = collect.read_runs(runs)
+    if keep is not None:
+        collect.keep(stored, keep)
+    show_report(stored, out, output.console)

@@ -1,0 +1,111 @@
+"""`tcil reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tcil.experiments.cli import output
+from tcil.experiments.cli.options import (
+    REPORT,
+    Backup,
+    Compiled,
+    Device,
+    PlaceOptions,
+    Precision,
+    Report,
+    TasksUntil,
+    changed_settings,
+    check_report_place,
+    check_twice,
+    numbers,
+)
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="a table, figure or 'claims' of the paper, or 'all'; 'list' lists them")],
+    place: PlaceOptions,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help="mini (for tests), short, small or compact (on a CPU; see --dry-run), short-0.2 (as in version 0.2.0) "
+            "or paper (as printed)"
+        ),
+    ] = "short",
+    data: Annotated[Path | None, typer.Option(help="folder that holds the datasets")] = None,
+    out: Annotated[Path, typer.Option(help="where run folders are and go")] = Path("runs"),
+    report: Report = REPORT,
+    kept: Annotated[
+        list[Path] | None, typer.Option(help="more finished runs: folders, or JSON that 'tcil report --keep' left")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="other seeds than the schedule's, such as 1,2")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="any setting, for every run: --set epochs=2")
+    ] = None,
+    device: Device = "cpu",
+    full_data: Annotated[
+        bool | None,
+        typer.Option(help="train once more on all the data, for Vanilla as the paper reports it; else as the schedule"),
+    ] = None,
+    tasks_until: TasksUntil = None,
+    backup: Backup = None,
+    job: Annotated[
+        int | None, typer.Option(min=1, help="only the run of this number in the plan; draw nothing")
+    ] = None,
+    images_per_second: Annotated[
+        list[str] | None,
+        typer.Option(help="of another machine, for the plan's hours there: resnet32=25000, for each network"),
+    ] = None,
+    precision: Precision = None,
+    compiled: Compiled = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only the plan and its cost")] = False,
+    render: Annotated[bool, typer.Option("--render", help="train nothing, draw from what is there")] = False,
+) -> None:
+    """Run (or resume, or reuse) what a table, figure or claim of the paper needs, and draw it beside the printed."""
+    from tcil.experiments.reproduction.artifacts import ARTIFACTS, artifacts_named
+
+    if name == "list":
+        for artifact in ARTIFACTS.values():
+            output.console.print(f"{artifact.name:18}{artifact.title}")
+        return
+    from tcil.experiments.reproduction import schedules
+    from tcil.experiments.reproduction.reproduce import reproduce as run_and_draw
+    from tcil.experiments.scheduling import cost
+    from tcil.foundation.boundary import check_place
+
+    check_report_place(report, "report")
+    check_place(out)
+    if backup is not None:
+        check_place(backup, "backup")
+    changes = changed_settings(setting)
+    check_twice(changes, seeds=seeds, precision=precision)
+    changes |= {"precision": precision} if precision is not None else {}
+    chosen = schedules.editions(schedule, numbers(seeds) if seeds else None, changes, full_data)
+    speed = cost.given_speed(images_per_second) if images_per_second else cost.A100 if schedule == "paper" else None
+    only = "plan" if dry_run else "render" if render else ""
+    resources = place.resources()
+    run_and_draw(
+        artifacts_named(name), chosen, out, report, data=data, device=device, kept=kept or [], only=only,
+        console=output.console, resources=resources, until=tasks_until, backup=backup, job=job, speed=speed,
+        compiled=compiled,
+    )  # fmt: skip
+    if dry_run:
+        output.console.print(_commands(name, schedule), markup=False, soft_wrap=True)
+
+
+def _commands(name: str, schedule: str) -> str:
+    """How the plan is run on one machine and on many."""
+    words = f"tcil reproduce {name} --schedule {schedule} --data DIR --out RUNS --backup OTHER_DISK"
+    many = f"{words} --device cuda"
+    return "\n".join(
+        [
+            "To run it (docs/scale-out.md has more):",
+            f"  this machine, one run per core   {words} --on processes",
+            f"  one GPU, four runs at once       {many} --on processes --gpus-per-run 0.25",
+            f"  a Ray cluster                    {many} --on ray --ray-address auto --gpus-per-run 0.25",
+            f'  a Slurm array, --array=1-LAST    {many} --job "$SLURM_ARRAY_TASK_ID"',
+            "  LAST is the number of the last run above. When all are done, draw them with --render.",
+        ]
+    )

@@ -1,0 +1,96 @@
+"""`tcil run`."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tcil.experiments.cli import output
+from tcil.experiments.cli.options import PlaceOptions, StudyOptions, TrainingOptions
+from tcil.experiments.process import stopping
+from tcil.experiments.process.exits import ExitCode, RunFailed, note_error
+from tcil.experiments.process.screen import Screen, plain_warnings
+from tcil.foundation.errors import invalid
+
+if TYPE_CHECKING:
+    from tcil.experiments.config.settings import RunSettings
+    from tcil.experiments.reporting.grids import Grid
+    from tcil.experiments.scheduling.job import Job
+
+
+def run(
+    study: StudyOptions,
+    training: TrainingOptions,
+    place: PlaceOptions,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and its cost, train nothing")] = False,
+    job: Annotated[int | None, typer.Option(min=1, help="only the run of this number in 'tcil plan'")] = None,
+) -> None:
+    """Train a learner task by task, calibrate with every method on the same network, evaluate, report.
+
+    Without arguments: letters, ER, all calibrators, about a minute. If a run is interrupted, the same command
+    resumes it.
+    """
+    runs = study.runs()
+    if job is not None:
+        if job > len(runs):
+            raise invalid("job", f"{job}", f"1 to {len(runs)}, as 'tcil plan' numbers the runs")
+        runs = [runs[job - 1]]
+    resources = place.resources()
+    jobs = training.jobs(runs, here=resources.here)
+    if dry_run:
+        from tcil.experiments.reporting.grids import terminal
+
+        output.console.print(terminal(_cost(runs, training)))
+    elif len(jobs) == 1 and place.on == "serial":
+        raise typer.Exit(run_here(jobs[0], output.console))
+    else:
+        from tcil.experiments.scheduling.sweep import run_jobs
+
+        raise typer.Exit(run_jobs(jobs, resources, output.console))
+
+
+def run_here(job: Job, console: Screen) -> ExitCode:
+    """One run in this process, or on all ranks of torchrun together, with its tables and its page."""
+    from tcil.experiments.process.progress import ProgressDisplay
+    from tcil.experiments.process.torchrun import torchrun
+    from tcil.experiments.reporting.show import present
+    from tcil.experiments.runs.complete import complete_run
+    from tcil.foundation import ranks
+
+    with stopping.on_signals(signal.SIGINT), plain_warnings(console), torchrun(job.device) as device:
+        if not ranks.current().first:
+            console = Screen(quiet=True)
+        try:
+            stored = complete_run(
+                job.settings, job.out, data=job.data, device=device, calibrators=job.calibrators, log=job.log,
+                full_data=job.full_data, display=partial(ProgressDisplay, console), until=job.until, backup=job.backup,
+                compiled=job.compiled,
+            )  # fmt: skip
+        except stopping.Stopped as reason:
+            console.print(str(reason), soft_wrap=True)
+            return ExitCode.STOPPED
+        except RunFailed as error:
+            note_error(job.folder)
+            raise RunFailed(f"{error} (more in {job.folder / 'error.txt'})") from error
+        if ranks.current().first:
+            (job.folder / "error.txt").unlink(missing_ok=True)
+            present(stored, console)
+    return ExitCode.DONE
+
+
+def _cost(runs: list[RunSettings], training: TrainingOptions) -> Grid:
+    """What the runs would cost, each with its twin on all data."""
+    from tcil.experiments.runs.results import StoredSettings
+    from tcil.experiments.runs.store import RunFolder
+    from tcil.experiments.scheduling.plan import Planned, Standing, plan
+
+    planned = []
+    for one in [one for run in runs for one in (run, *([run.on_all_data()] if training.full_data else []))]:
+        done, until = RunFolder(training.out / one.name).n_results, training.tasks_until
+        ready = done >= min(until or done + 1, StoredSettings.of(one).n_tasks or 1)
+        standing = Standing.FINISHED if ready else Standing.MISSING
+        planned.append(Planned(one, standing, until=until, done=done))
+    return plan(planned, training.data)

@@ -1,0 +1,252 @@
+"""What defines a run; errors name the key, the value and the nearest name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from tcil.experiments.config.presets import DEFAULT_PRESET, PRESETS, preset_values
+from tcil.foundation.errors import invalid, nearest
+from tcil.foundation.extensions import code_named, consent
+
+FORMAT = 1  # of run folders; part of every run's key
+DATA_OPTIONS = ("image_side", "train_per_class", "test_per_class", "data_seed")  # of datasets; none by default
+# What early runs do not have, with its default.
+_LATER = {**dict.fromkeys(DATA_OPTIONS), "lr_shape": "steps", "precision": "fp32"}
+_OWN_WORDS = {"code": True}  # the context in which settings may name code to be imported
+Count = Annotated[int, Field(le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+TrainingSeed = Annotated[int, Field(ge=0, lt=10**15)]  # those of every task and purpose are made of it, within 64 bits
+
+
+class RunSettings(BaseModel):
+    """Everything that a training depends on. `key` is a hash of it; the same settings are the same run.
+
+    Names in it are imported by whoever trains. `package.module:name` is therefore refused here, wherever it comes from:
+    `build` and `own_settings` make settings of the user's own words, `stored_settings` of a file that they trust.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    dataset: str = Field("noisy-digits", description="see 'tcil datasets'")
+    classes: Count | None = Field(None, ge=2, description="use only the first so many classes of the order")
+    tasks: Count | tuple[Count, ...] = Field(5, description="how many equal tasks, or the size of each")
+    class_order_seed: Seed | None = Field(None, description="none: the natural order")
+    learner: str = Field("er", description="see 'tcil learners'")
+    learner_options: dict[str, Any] = Field(default_factory=dict, description="options of the learner, by name")
+    network: str = Field("small_cnn", description="see 'tcil networks'")
+    optimizer: str = Field("sgd", description="sgd or adam")
+    epochs: Count = Field(30, ge=1, description="epochs of each task")
+    milestones: tuple[Annotated[Count, Field(ge=0)], ...] = Field(
+        (15, 22), description="epochs after which lr falls to a tenth"
+    )
+    lr: float = Field(0.1, gt=0, description="learning rate at the beginning of each task")
+    weight_decay: float = Field(2e-4, ge=0, description="of the optimizer")
+    batch_size: Count = Field(32, ge=1, description="images of a training step")
+    crop: int | None = Field(None, ge=0, le=1024, description="pixels that crops move; none: as the dataset has it")
+    memory: Count = Field(60, ge=1, description="exemplars of all old classes together")
+    validation: Count = Field(40, ge=0, description="validation images of a new task in all")
+    validation_pool: Count = Field(80, ge=0, description="held-out images of a new task in all, validation included")
+    reserve: float = Field(0.0, ge=0, lt=1, description="share of the memory kept out of training")
+    seed: TrainingSeed = Field(1, description="training: initialisation, batches, augmentation, memory")
+    validation_seed: Seed = Field(1, ge=0, description="which images are held out; 'seed': as the seed")
+    image_side: int | None = Field(
+        None, ge=1, le=9999, description="pixels to which image-folder (none: 32) and tiny-imagenet (64) scale images"
+    )
+    lr_shape: Literal["steps", "cosine", "one-cycle"] = Field(
+        "steps", description="steps (at the milestones), cosine or one-cycle; fine-tuning always takes steps"
+    )
+    train_per_class: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="training images of each class that letters(-large) draws; none: 220",
+    )
+    test_per_class: int | None = Field(
+        None, ge=1, le=100_000, description="test images of each class that it draws; none: 200, or 250 (large)"
+    )
+    data_seed: Seed | None = Field(None, ge=0, description="which images it draws; none: 0")
+    precision: str = Field("fp32", description="of training steps: fp32, bf16 or fp16 (mixed, for GPUs)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_code(cls, values: Any, info: ValidationInfo) -> Any:
+        if isinstance(values, Mapping) and info.context is not _OWN_WORDS and (found := code_named(values)):
+            raise ValueError(f"settings that were read name code to be imported: {', '.join(found)}")
+        return values
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flags(cls, value: Any) -> Any:
+        """true and false are no numbers, though Python counts them among these."""
+        if any(isinstance(part, bool) for part in (value if isinstance(value, (list, tuple)) else [value])):
+            raise ValueError("numbers or names are expected, not true or false")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunSettings:
+        if self.validation_pool < self.validation:
+            raise ValueError(f"validation_pool is {self.validation_pool}, less than validation, {self.validation}")
+        sizes = (self.tasks,) if isinstance(self.tasks, int) else self.tasks
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"tasks is {self.tasks}; a number of tasks or their sizes, each at least 1, is expected")
+        if any(m >= self.epochs for m in self.milestones):
+            raise ValueError(f"milestones {self.milestones} must lie before epochs, {self.epochs}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without later settings that have their default: keys and files of earlier runs stay the same."""
+        record = dump(self)
+        return {name: value for name, value in record.items() if name not in _LATER or value != _LATER[name]}
+
+    @property
+    def data_options(self) -> dict[str, int]:
+        """Options of the dataset that are given, as `load_dataset` takes them."""
+        return {name: value for name in DATA_OPTIONS if (value := getattr(self, name)) is not None}
+
+    @property
+    def key(self) -> str:
+        """A hash of all settings."""
+        return key_of(self.model_dump(mode="json"))
+
+    def on_all_data(self) -> RunSettings:
+        """The same training without a validation set, for Vanilla as the paper reports it."""
+        return self.model_copy(update={"validation": 0, "validation_pool": 0, "reserve": 0.0})
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        dataset, learner = (re.sub(r"[:/\\\0]", "-", name) for name in (self.dataset, self.learner))
+        return f"{dataset}-{learner}-seed{self.seed}-{self.key}"
+
+
+def key_of(record: Mapping[str, Any]) -> str:
+    """The hash of settings as they are stored."""
+    text = json.dumps({"format": FORMAT, **record}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def own_settings(values: Any) -> RunSettings:
+    """Settings in the user's own words: a job of their sweep, say. Never of a file that was found somewhere."""
+    return RunSettings.model_validate(values, context=_OWN_WORDS)
+
+
+def stored_settings(record: Any, file: Path, *, trust: bool, tell: Callable[[str], None]) -> RunSettings:
+    """The settings in a file of a run folder. Code that it names is refused, unless the user trusts the folder."""
+    if not isinstance(record, Mapping):
+        raise invalid("run", f"{file} with {type(record).__name__}", "the settings of a run")
+    consent(record, file, trust=trust, tell=tell)
+    try:
+        return RunSettings.model_validate(record, context=_OWN_WORDS if trust else None)
+    except ValidationError as error:
+        raise invalid("run", f"{file} ({explain(error)})", "settings as 'tcil run' stored them") from None
+
+
+def stored_key(record: Any) -> str | None:
+    """The key of the settings in a file; None for those of other tools. Nothing that they name is looked for."""
+    try:
+        return own_settings(record).key
+    except ValidationError:
+        return None
+
+
+def build(values: Mapping[str, Any]) -> RunSettings:
+    """Settings from a preset (the dataset's own, or `preset`) and the values that replace its own."""
+    given = dict(values)
+    for key in ("dataset", "learner", "preset"):
+        if not isinstance(given.get(key, ""), str):
+            raise invalid(key, shown(given[key]), "a name")
+    preset = given.pop("preset", None)
+    if preset is None:
+        named = given.get("dataset", DEFAULT_PRESET)
+        preset = named if named in PRESETS else "digits"
+    merged = preset_values(preset, given.get("learner", "er"), given.get("tasks"))
+    options = given.get("learner_options", {})
+    if isinstance(options, Mapping):  # options of the preset hold where the user names no other
+        preset_options = merged.get("learner_options", {})
+        # What the preset turns on and the user off is left out: settings from before there was the option lack it too.
+        off = {name for name in options if options[name] is False and preset_options.get(name) is True}
+        given["learner_options"] = {k: v for k, v in {**preset_options, **options}.items() if k not in off}
+    merged |= given
+    validation, epochs = given.get("validation"), given.get("epochs")
+    if isinstance(validation, int) and "validation_pool" not in given:
+        pool = merged.get("validation_pool", RunSettings.model_fields["validation_pool"].default)
+        merged["validation_pool"] = max(pool, validation) if validation else 0
+    if isinstance(epochs, int) and "milestones" not in given:
+        merged["milestones"] = sorted({m for m in (epochs // 2, epochs * 3 // 4) if 0 < m < epochs})
+    if merged.get("validation_seed") == "seed":
+        merged["validation_seed"] = merged.get("seed", RunSettings.model_fields["seed"].default)
+    if merged.get("dataset") == "image-folder" and "image_side" not in given and "TCIL_IMAGE_SIDE" in os.environ:
+        from tcil.incremental.data.datasets.image_folder import side_of_environment  # with torch
+
+        merged["image_side"] = side_of_environment()
+    try:
+        return own_settings(merged)
+    except ValidationError as error:
+        raise ValueError(explain(error)) from None
+
+
+def explain(error: ValidationError) -> str:
+    """All errors at once, each with its key, its value and, for unknown keys, the nearest valid one."""
+    lines = []
+    for entry in error.errors():
+        key = ".".join(map(str, entry["loc"])) or "settings"
+        if entry["type"] == "extra_forbidden":
+            advice = nearest(key, [*RunSettings.model_fields, "seeds", "learners", "datasets", "preset"])
+            lines.append(f"{key}: got {shown(entry['input'])}; there is no such setting. {advice}".rstrip())
+        else:
+            lines.append(f"{key}: got {shown(entry['input'])}; {entry['msg'].removeprefix('Value error, ')}.")
+    return "\n".join(lines)
+
+
+def shown(value: object) -> str:
+    """A value in a message; Python itself refuses to write out some numbers."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of more than 4,300 digits"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Settings from a TOML file; lists under `seeds`, `learners` and `datasets` make a grid."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise invalid("study", f"{path} ({error.strerror})", "a TOML file with settings") from None
+    except (ValueError, RecursionError) as error:
+        raise invalid("study", f"{path}, which is not TOML ({error})", "a TOML file with settings") from None
+
+
+def expand(values: Mapping[str, Any], wins: Collection[str] = ()) -> list[RunSettings]:
+    """One run for each combination of `seeds`, `learners` and `datasets`, where these are given.
+
+    A single value in `wins`, such as a `learner` that was given as a flag, replaces the list of a study file.
+    """
+    rest = {key: value for key, value in values.items() if key.removesuffix("s") not in wins or key in wins}
+    grid = {name: rest.pop(f"{name}s") for name in ("dataset", "learner", "seed") if f"{name}s" in rest}
+    runs: list[dict[str, Any]] = [rest]
+    for name, choices in grid.items():
+        if not isinstance(choices, list) or not choices:
+            raise invalid(f"{name}s", shown(choices), "a list with at least one entry")
+        runs = [{**run, name: choice} for run in runs for choice in choices]
+    return [build(run) for run in runs]

@@ -1,0 +1,1 @@
+"""This process: its terminal, signals, exit codes and progress."""

@@ -1,0 +1,150 @@
+"""How a command ends: its exit code, and what is said instead of a traceback. Nothing of an extra is imported here."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import TypeVar
+
+from tcil.experiments.process import stopping
+from tcil.foundation.errors import invalid
+from tcil.foundation.files import replace_file
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every command; the table in docs/scale-out.md says the same."""
+
+    DONE = 0
+    FAILED = 1  # a run went wrong while it was done
+    REFUSED = 2  # something is wrong with the command, its settings or the files it reads
+    STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, start it again
+    INTERRUPTED = 130  # by a second Ctrl-C, without waiting for the step
+
+
+class RunFailed(RuntimeError):
+    """A run went wrong while it was done; its cause is the error. What was stored before is whole."""
+
+
+_EXTRAS = {
+    "bench": ("jinja2", "markupsafe", "matplotlib", "PIL", "pydantic", "rich", "sklearn", "typer"),
+    "ray": ("ray",),
+}
+
+
+# What would move the cursor or change the terminal, were it printed; names may hold anything.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+@contextmanager
+def answered(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Errors that a user can do something about as one message and an exit code; what is `passing` goes by."""
+    try:
+        yield
+    except passing:
+        raise
+    except stopping.SecondInterrupt:
+        raise _ended(ExitCode.INTERRUPTED, "ended at once; what was stored before is whole") from None
+    except stopping.Stopped as reason:
+        raise _ended(ExitCode.STOPPED, str(reason)) from None
+    except KeyboardInterrupt as reason:
+        raise _ended(ExitCode.STOPPED, _stopped_by(reason)) from None
+    except Exception as error:
+        if interrupt := _in_chain(error, KeyboardInterrupt):  # a library made another error of it
+            raise _ended(ExitCode.STOPPED, _stopped_by(interrupt)) from None
+        if missing := missing_extra(error):
+            raise _ended(ExitCode.REFUSED, missing, "error: ") from None
+        if not isinstance(error, (ValueError, RuntimeError, OSError)):
+            raise
+        if isinstance(error, OSError) and (usage := _usage_code(error)):
+            raise SystemExit(usage) from None
+        no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
+        code = ExitCode.FAILED if no_room or isinstance(error, RunFailed) else ExitCode.REFUSED
+        raise _ended(code, str(error) or type(error).__name__, "error: ") from None
+
+
+def visible(text: str) -> str:
+    """The text with control codes made visible.
+
+    >>> print(visible("\\x1b[2Jname"))
+    \\x1b[2Jname
+    """
+    return text.translate(_CONTROLS)
+
+
+@contextmanager
+def visible_warnings() -> Iterator[None]:
+    """Warnings that nobody catches are printed with control codes made visible; libraries quote names in them."""
+    own = warnings.formatwarning
+    warnings.formatwarning = lambda *parts, **named: visible(own(*parts, **named))
+    try:
+        yield
+    finally:
+        warnings.formatwarning = own
+
+
+def missing_extra(error: BaseException) -> str:
+    """What to install, where the error is that a package of an extra is not there; else nothing."""
+    found = _in_chain(error, ModuleNotFoundError)
+    package = (found.name or "").partition(".")[0] if found is not None else ""
+    for extra, packages in _EXTRAS.items():
+        if package in packages:
+            advice = f"pip install 'tcil[{extra}]'"
+            return str(invalid("tcil", f"an installation without {package}", f"the extra tcil[{extra}]", advice))
+    return ""
+
+
+def _usage_code(error: OSError) -> int:
+    """The code of an error about the command line that could not be printed; 0 where there is none."""
+    code = getattr(error.__context__, "exit_code", 0)
+    return code if isinstance(code, int) else 0
+
+
+Kind = TypeVar("Kind", bound=BaseException)
+
+
+def _in_chain(error: BaseException | None, kind: type[Kind]) -> Kind | None:
+    """The error, or the one that led to it, of this kind."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, kind):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
+
+
+def _stopped_by(interrupt: KeyboardInterrupt) -> str:
+    return f"stopped by {interrupt.args[0] if interrupt.args else 'SIGINT'}; start the same command again"
+
+
+def _ended(code: ExitCode, text: str, mark: str = "") -> SystemExit:
+    for line in text.splitlines():
+        try:
+            print(f"{mark}{visible(line)}", file=sys.stderr)
+        except OSError:  # nobody reads it; the code tells
+            break
+    return SystemExit(int(code))
+
+
+def last_line(error: BaseException) -> str:
+    """The end of what an error says, which tells most."""
+    if missing := missing_extra(error):
+        return missing
+    if isinstance(error, RunFailed) and error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if isinstance(error, ValueError) and lines else f"{type(error).__name__}: {(lines or [''])[-1]}"
+
+
+def note_error(folder: Path) -> None:
+    """The error that is being handled, in full, as FOLDER/error.txt."""
+    with contextlib.suppress(OSError):
+        replace_file(folder / "error.txt", traceback.format_exc().encode(errors="backslashreplace"))

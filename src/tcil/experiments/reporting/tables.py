@@ -1,0 +1,241 @@
+"""The tables of one run or of several seeds: means over tasks, metrics by task, learners side by side; in percent."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tcil.experiments.reporting.collect import Study, shown, studies
+from tcil.experiments.reporting.grids import Cell, Grid, Row
+from tcil.experiments.reporting.statistics import Spread, paired_difference
+from tcil.experiments.runs.catalogue import Heading, in_order
+from tcil.experiments.runs.reasons import NoAnswer, in_common
+from tcil.experiments.runs.results import RANKED
+from tcil.experiments.runs.store import StoredRun
+from tcil.foundation.errors import invalid
+from tcil.foundation.options import Verdict
+
+COLUMNS = {
+    "accuracy": "Acc",
+    "ece": "ECE",
+    "aece": "AECE",
+    "ece_predicted_old": "ECE old",
+    "ece_predicted_new": "ECE new",
+    "noise_floor": "floor",
+}
+OVERVIEW = ("ece", "accuracy", "ece_predicted_old", "ece_predicted_new")  # in what several studies are compared
+ERRORS = ("ece", "aece", "ece_predicted_old", "ece_predicted_new")  # the lower the better
+MEANING = {
+    "accuracy": "accuracy",
+    "ece": "expected calibration error (10 bins)",
+    "aece": "adaptive calibration error (10 bins of equal size)",
+    "ece_predicted_old": "ECE of images predicted as old classes",
+    "ece_predicted_new": "ECE of images predicted as new classes",
+    "noise_floor": "the ECE that a perfectly calibrated model would score by chance",
+}
+
+
+def percent_of(study: Study, name: str, metric: str, bold: bool = False) -> Cell:
+    """A calibrator's mean over tasks, over the seeds that have it; 'n = 1' and so on where some have not."""
+    trying = study.having(name)
+    if trying is None:
+        return Cell(words="not run")
+    cell = percent(trying.means(name, metric), bold)
+    return cell if len(trying.runs) == len(study.runs) else replace(cell, note=f"n = {len(trying.runs)}")
+
+
+def percent(values: Sequence[float | None], bold: bool = False) -> Cell:
+    """Fractions, one per seed, as a cell in percent; n/a where a seed has none."""
+    percents = [100 * value for value in values if value is not None]
+    if len(percents) < len(values) or not percents:
+        return Cell(words="n/a")
+    return Cell(Spread.of(percents), bold=bold)
+
+
+def best(study: Study, names: Sequence[str], metric: str) -> str | None:
+    """The calibrator with the least mean, if it has every seed, and paired intervals tell it from all that have.
+
+    Those with fewer seeds must be higher on the average over theirs.
+    """
+    candidates = {}
+    for name in names:
+        trying = study.having(name)
+        values = {run.seed: run.mean(name, metric) for run in trying.runs} if trying is not None else {}
+        answers = {seed: value for seed, value in values.items() if value is not None}
+        if answers and len(answers) == len(values):  # what is shown as n/a is not ranked
+            candidates[name] = answers
+    if len(candidates) < 2:
+        return None
+    first = min(candidates, key=lambda name: sum(candidates[name].values()) / len(candidates[name]))
+    ours = candidates.pop(first)
+    if len(ours) < len(study.runs):
+        return None
+    for others in candidates.values():
+        difference = paired_difference([ours[seed] for seed in others], list(others.values()))
+        told = difference.excludes_zero if len(others) == len(ours) else difference.mean > 0
+        if not told:
+            return None
+    return first if len(ours) > 1 else None
+
+
+def summary(study: Study) -> Grid:
+    """Means over tasks of every calibrator; the oracles and what needs old-task data stand apart."""
+    titles = study.titles()
+    ranked = [name for name, (_, block) in titles.items() if block == RANKED]
+    winner = {metric: best(study, ranked, metric) for metric in ERRORS}
+    rows = [
+        Row(
+            title,
+            tuple(percent_of(study, name, metric, winner.get(metric) == name) for metric in COLUMNS),
+            block,
+            block != RANKED,
+        )
+        for name, (title, block) in titles.items()
+    ]
+    title = f"{study.title}: mean over {study.tasks_told}, %"
+    notes = (_over_seeds([study], bold=any(winner.values())), *remarks(study))
+    return Grid(title, ("calibrator", *COLUMNS.values()), tuple(rows), notes)
+
+
+def _over_seeds(studies: Sequence[Study], bold: bool) -> str:
+    """Over how many seeds a table is, and what its marks mean."""
+    seeds = sorted({len(study.runs) for study in studies})
+    if seeds == [1]:
+        return "One seed."
+    note = f"{' or '.join(map(str, seeds))} seeds: mean ± standard deviation; n where a row has fewer."
+    return note + (
+        " Bold: the lowest ranked row, by the paired 95 % intervals to all that have every seed." if bold else ""
+    )
+
+
+def remarks(study: Study) -> list[str]:
+    """What was out of the ordinary in a fit, or why there was none, with how often; in the order of the table."""
+    tried: Counter[str] = Counter()
+    alike: dict[tuple[str, *tuple[str | None, ...]], list[NoAnswer | Verdict]] = {}  # but for their numbers
+    tasks = [task for run in study.runs for task in run.tasks]
+    for row in (task.calibrators[name] for name in study.titles() for task in tasks if name in task.calibrators):
+        tried[row.title] += 1
+        if row.block != RANKED:
+            continue
+        if (silent := row.not_applicable) is not None:
+            alike.setdefault((row.title, silent.reason, silent.words), []).append(silent)
+            continue
+        for verdict in row.verdicts:
+            if verdict is not Verdict.OK:
+                alike.setdefault((row.title, verdict), []).append(verdict)
+    return [
+        f"{title}: {_in_words(group)} ({len(group)} of {tried[title]} tasks)." for (title, *_), group in alike.items()
+    ]
+
+
+def _in_words(alike: Sequence[NoAnswer | Verdict]) -> str:
+    """What they say in common, but for what is done about it, which stands behind a semicolon."""
+    first = alike[0]
+    if isinstance(first, Verdict):
+        return first.meaning.partition(";")[0]
+    return f"n/a: {in_common([answer for answer in alike if isinstance(answer, NoAnswer)])}"
+
+
+def by_task(study: Study, metric: str) -> Grid:
+    """One metric by task, and its mean, for every calibrator."""
+    rows = []
+    for name, (title, block) in study.titles().items():
+        by_run = [run.values(name, metric) for run in (study.having(name) or study).runs]
+        cells = [percent(values) for values in zip(*by_run, strict=True)]
+        rows.append(Row(title, (*cells, percent_of(study, name, metric)), block, block != RANKED))
+    columns = ("after task", *(str(task.task) for task in study.runs[0].tasks), "mean")
+    if metric == "ece_predicted_old":  # after the first task nothing is old
+        rows = [replace(row, cells=(Cell(words="-"), *row.cells[1:])) for row in rows]
+    return Grid(f"{study.title}: {COLUMNS[metric]} by task, %", columns, tuple(rows))
+
+
+def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], metric: str) -> Grid:
+    """Two sets of runs, paired: means, and the paired difference with its interval.
+
+    Runs pair when all their settings agree, but for those in which the whole of A differs from the whole of B.
+    """
+    changed = _changed(a, b)
+    left_runs, right_runs = ({run.settings.without(*changed): run for run in shown(runs)} for runs in (a, b))
+    pairs = {same: (left_runs[same], right_runs[same]) for same in left_runs if same in right_runs}
+    if not pairs:
+        raise invalid("B", "no run with the settings of one in A", "runs to pair with those of A")
+    rows = []
+    for study in studies(left for left, _ in pairs.values()):
+        other = Study(tuple(pairs[run.settings.without(*changed)][1] for run in study.runs))
+        for name, (title, block) in in_order({**study.titles(), **other.titles()}).items():
+            cells = _paired(study, other, name, metric)
+            rows.append(Row(f"{study.title}: {title}", cells, study.title, block != RANKED))
+    alone = [len(side) - len(pairs) for side in (left_runs, right_runs)]
+    notes = [
+        "Mean over tasks, %; ± standard deviation over seeds. Bold: the 95 % interval of the paired difference (low to"
+        " high, over n pairs) excludes zero.",
+        f"What changed: {'; '.join(changed.values()) or 'no setting'}.",
+    ]
+    notes += [f"Left out, without a run to pair with: {alone[0]} of A, {alone[1]} of B."] if any(alone) else []
+    columns = ("", "A", "B", "B - A", "low", "high", "n")
+    return Grid(f"{COLUMNS[metric]}, A against B", columns, tuple(rows), tuple(notes))
+
+
+def _paired(left: Study, right: Study, name: str, metric: str) -> tuple[Cell, ...]:
+    """A calibrator on both sides, and the paired difference over the runs where both have an answer."""
+    values = zip(left.means(name, metric), right.means(name, metric), strict=True)
+    pairs = [(100 * x, 100 * y) for x, y in values if x is not None and y is not None]
+    if not pairs:
+        return (percent_of(left, name, metric), percent_of(right, name, metric), *[Cell(words="")] * 4)
+    left_values, right_values = zip(*pairs, strict=True)
+    sides = Cell(Spread.of(left_values)), Cell(Spread.of(right_values))
+    difference = paired_difference(left_values, right_values)
+    ends = [Cell(words="") if end is None else Cell(Spread.lone(end), signed=True) for end in difference.interval]
+    shift = Cell(Spread.lone(difference.mean), signed=True, bold=difference.excludes_zero)
+    return (*sides, shift, *ends, Cell(words=str(difference.n)))
+
+
+def _changed(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> dict[str, str]:
+    """Settings that are one value throughout A and another throughout B, as text."""
+    changed = {}
+    names = {name for run in (*a, *b) for name in run.settings.record()} - {"dataset", "learner"}
+    records = [[run.settings.record() for run in shown(runs)] for runs in (a, b)]
+    for name in sorted(names):
+        sides = [{json.dumps(record.get(name), sort_keys=True) for record in side} for side in records]
+        if len(sides[0]) == len(sides[1]) == 1 and sides[0] != sides[1]:
+            changed[name] = f"{name} {sides[0].pop()} in A, {sides[1].pop()} in B"
+    return changed
+
+
+def side_by_side(studies: Sequence[Study], metric: str) -> Grid:
+    """One metric, mean over tasks, of every calibrator (rows) in every study (columns)."""
+    titles: dict[str, Heading] = {}
+    for study in studies:
+        for name, title in study.titles().items():
+            titles.setdefault(name, title)
+    titles = in_order(titles)
+    ranked = [name for name, (_, block) in titles.items() if block == RANKED]
+    winner = [best(study, ranked, metric) if metric in ERRORS else None for study in studies]
+    rows = [
+        Row(
+            title,
+            tuple(percent_of(study, name, metric, won == name) for study, won in zip(studies, winner, strict=True)),
+            block,
+            block != RANKED,
+        )
+        for name, (title, block) in titles.items()
+    ]
+    return Grid(
+        f"{COLUMNS[metric]}: {MEANING[metric]}; mean over tasks, %",
+        ("calibrator", *(study.title for study in studies)),
+        tuple(rows),
+        (_over_seeds(studies, bold=any(winner)),),
+    )
+
+
+def redrawn(draws: Mapping[str, Sequence[float]], count: int) -> Grid:
+    """How much each calibrator's ECE depends on which validation images it was given."""
+    rows = []
+    for title, values in draws.items():
+        percents = [100 * value for value in values]
+        ends = (Cell(Spread.lone(end(percents))) for end in (min, max))
+        rows.append(Row(title, (Cell(Spread.of(percents)), *ends)))
+    title = f"ECE after the last task over {count} draws of the validation set, %"
+    return Grid(title, ("calibrator", "mean", "least", "most"), tuple(rows))

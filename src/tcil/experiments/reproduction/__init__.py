@@ -1,0 +1,1 @@
+"""The paper: its numbers, experiments, tables, figures and claims."""

@@ -1,0 +1,1 @@
+"""One run: its folder, its loop, its calibrators, its results."""

@@ -1,0 +1,153 @@
+"""All calibrators on one finished task: the very same model, one forward pass for every metric."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+import tcil
+from tcil.calibration.calibrators import Calibrator
+from tcil.calibration.calibrators.perturbed import MAX_NOISE
+from tcil.calibration.storage import encode
+from tcil.experiments.runs.entries import CALIBRATORS, Entry, FinishedTask, NotApplicable, entry_of
+from tcil.experiments.runs.reasons import NoAnswer, NotApplicableReason
+from tcil.experiments.runs.results import (
+    VERSION,
+    Bins,
+    ByClass,
+    ByTask,
+    CalibratorRow,
+    MemorySummary,
+    TaskResult,
+)
+from tcil.foundation.errors import CalibrationWarning, NotReachableError, invalid
+from tcil.metrics.sample import Score
+
+
+def calibrate(
+    task: FinishedTask, names: Sequence[str] | None = None, check: Callable[[], None] = lambda: None
+) -> TaskResult:
+    """Every calibrator's row on this task, and the history that the next task takes.
+
+    `check` is called before each; what it raises ends the calibration.
+    """
+    rows, history = {}, dict(task.history)
+    for name in names or list(CALIBRATORS):
+        check()
+        entry = entry_of(name)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CalibrationWarning)  # the verdicts are in the row
+                fitted = entry.fit(replace(task, remembered=task.history.get(name)))
+            if fitted is not None and not isinstance(fitted, Calibrator):
+                got = f"{name!r}, whose fit returned {type(fitted).__name__}"
+                raise invalid("calibrator", got, "a fitted Calibrator, or None for the network as it is")
+            rows[name] = _row(task, entry, fitted)
+            if fitted is not None and fitted.history_ is not None:
+                history[name] = fitted.history_
+        except NotApplicable as error:
+            rows[name] = CalibratorRow(title=entry.title, block=entry.block, not_applicable=error.answer)
+        except NotReachableError as error:
+            answer = _missed(fitted, str(error))
+            rows[name] = CalibratorRow(title=entry.title, block=entry.block, not_applicable=answer)
+    return TaskResult(
+        version=VERSION,
+        task=task.index,
+        seen=task.new_columns.stop,
+        memory=_memory(task),
+        calibrators=rows,
+        history=history,
+    )
+
+
+def _missed(fitted: object, words: str) -> NoAnswer:
+    """Why a calibrator that was fitted has no temperature."""
+    result = fitted.result_ if isinstance(fitted, tcil.PerturbedTemperatureScaling) else None
+    missed = next((level for level in result.levels if not level.reachable), None) if result is not None else None
+    if missed is None:
+        return NoAnswer(reason=NotApplicableReason.OTHER, words=words)
+    return NoAnswer(
+        reason=NotApplicableReason.NOT_REACHABLE,
+        max_noise=MAX_NOISE,
+        target_accuracy=missed.target_accuracy,
+        accuracy=missed.accuracy,
+        noise=missed.noise,
+    )
+
+
+def _memory(task: FinishedTask) -> MemorySummary:
+    if not len(task.memory_columns):
+        return MemorySummary(count=0, accuracy=None, accuracy_by_task=None)
+    right = (task.memory_logits.argmax(1) == task.memory_columns).double()
+    spans = [(task.memory_columns >= span.start) & (task.memory_columns < span.stop) for span in task.task_columns]
+    return MemorySummary(
+        count=len(right),
+        accuracy=float(right.mean()),
+        accuracy_by_task=tuple(float(right[span].mean()) if span.any() else None for span in spans),
+    )
+
+
+def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None) -> CalibratorRow:
+    """All metrics of one row: pooled, by predicted group, and by the task that a sample comes from."""
+    logits, labels, metrics = task.test_logits, task.test_columns, tcil.metrics
+    probs = torch.softmax(logits.double(), dim=1) if fitted is None else fitted.predict_proba(logits)
+    groups = metrics.predicted_groups(probs, task.new_columns)
+    starts = np.array([columns.start for columns in task.task_columns])
+    origin = np.searchsorted(starts, labels.numpy(), side="right") - 1
+    ece = metrics.expected_calibration_error(probs, labels, groups=groups)
+    accuracy, gap = metrics.accuracy(probs, labels, groups=origin), metrics.confidence_gap(probs, labels, groups=origin)
+    ece_by_task = metrics.expected_calibration_error(probs, labels, groups=origin)
+    class_accuracy = metrics.accuracy(probs, labels, groups=labels)
+    class_gap = metrics.confidence_gap(probs, labels, groups=labels)
+    tasks = range(len(task.task_columns))
+    estimate = metrics.calibration_estimate(probs, labels, n_resamples=200)
+    bins = metrics.reliability_bins(probs, labels)
+    row = CalibratorRow(
+        title=entry.title,
+        block=entry.block,
+        accuracy=float(accuracy),
+        ece=float(ece),
+        aece=float(metrics.adaptive_calibration_error(probs, labels)),
+        gap=float(gap),
+        classwise_ece=float(metrics.classwise_calibration_error(probs, labels)),
+        nll=_finite(metrics.negative_log_likelihood(probs, labels)),
+        brier=float(metrics.brier_score(probs, labels)),
+        aurc=float(metrics.area_under_risk_coverage(probs, labels)),
+        noise_floor=estimate.noise_floor,
+        noise_ceiling=estimate.noise_ceiling,
+        ece_interval=(estimate.low, estimate.high),
+        ece_predicted_old=ece.by_group.get("old"),
+        ece_predicted_new=ece.by_group.get("new"),
+        by_task=ByTask(accuracy=_each(accuracy, tasks), ece=_each(ece_by_task, tasks), gap=_each(gap, tasks)),
+        by_class=ByClass(accuracy=_each(class_accuracy, task.seen, _short), gap=_each(class_gap, task.seen, _short)),
+        bins=Bins(
+            count=tuple(bins.count.tolist()),
+            confidence=tuple(map(_short, bins.confidence)),
+            accuracy=tuple(map(_short, bins.accuracy)),
+        ),
+    )
+    if fitted is None:
+        return row
+    told: dict[str, object] = {"temperature": getattr(fitted, "temperature_", None)}
+    if entry.interval is not None:
+        told["temperature_interval"] = entry.interval(task, fitted)
+    return CalibratorRow.model_validate({**row.given(), **told, "result": encode(fitted.result_)})
+
+
+def _each(
+    score: Score, groups: Iterable[int], form: Callable[[float], float | None] = float
+) -> tuple[float | None, ...]:
+    """A score of each group; None where a group has no sample."""
+    return tuple(form(score.by_group[group]) if group in score.by_group else None for group in groups)
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or np.isnan(value) else round(float(value), 5)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

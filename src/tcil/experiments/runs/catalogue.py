@@ -1,0 +1,66 @@
+"""The calibrators of the tables: their names in order, and what they are. Readers of results need no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tcil.experiments.runs.results import RANKED, WITH_OPTIONS
+
+ORACLE, OLD_DATA = "oracle", "with old-task validation data"
+ALL_DATA = "vanilla-all-data"  # Vanilla of a second run, without a validation set
+ALL_DATA_TITLE = "Vanilla, all data"
+
+
+@dataclass(frozen=True)
+class Description:
+    """A calibrator's title, what it is, and in which block of a table it stands."""
+
+    title: str
+    meaning: str
+    block: str = RANKED
+
+
+CATALOGUE = {
+    "vanilla": Description("Vanilla", "the network as trained"),
+    "ts": Description("TS", "temperature scaling on the new task's validation set"),
+    "ets": Description("ETS", "ensemble temperature scaling"),
+    "irm": Description("IRM", "multi-class isotonic regression"),
+    "perturb-ts": Description("PerturbTS", "temperature scaling under input noise"),
+    "t-cil": Description("T-CIL", "temperature scaling on adversarially perturbed exemplars"),
+    "pact": Description("PACT", "T-CIL with confidences that know how unbalanced training was (ours)"),
+    "first-task-ts": Description("First-task TS", "the first task's temperature, kept for ever"),
+    "exemplar-ts": Description(
+        "Exemplar TS", "temperature scaling on unperturbed exemplars (T near 0: why T-CIL perturbs them)"
+    ),
+    "optimal-ts": Description("Optimal TS", "temperature scaling on the test set: the oracle", ORACLE),
+    "optimal-group-ts": Description(
+        "Optimal group TS", "one temperature per predicted group, old or new, on the test set", ORACLE
+    ),
+    "reserve-ts": Description("Reserve TS", "temperature scaling with a reserve of old-task data", OLD_DATA),
+    "reserve-group-ts": Description(
+        "Reserve group TS",
+        "one temperature per predicted group, old or new, with a reserve of old-task data",
+        OLD_DATA,
+    ),
+}
+
+
+class Heading(NamedTuple):
+    """How a row of a table is called, and in which block it stands."""
+
+    title: str
+    block: str
+
+
+def in_order(headings: Mapping[str, Heading]) -> dict[str, Heading]:
+    """Ranked rows first, then the same with other options, then the rest; each in the order of the catalogue."""
+    order = [ALL_DATA, *CATALOGUE]
+
+    def place(name: str) -> tuple[int, int, str]:
+        base = name.partition("[")[0]
+        rank = {RANKED: 0, WITH_OPTIONS: 1}.get(headings[name].block, 2)
+        return rank, order.index(base) if base in order else len(order), name
+
+    return {name: headings[name] for name in sorted(headings, key=place)}

@@ -1,0 +1,110 @@
+"""One run from its settings to its stored results, and its twin on all data. Nothing is drawn: it starts quickly."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from tcil.experiments.config.settings import RunSettings
+from tcil.experiments.process import stopping
+from tcil.experiments.process.exits import RunFailed, last_line
+from tcil.experiments.process.progress import CsvLog, Listener, Progress, TensorBoardLog
+from tcil.experiments.runs.catalogue import ALL_DATA, ALL_DATA_TITLE
+from tcil.experiments.runs.entries import check_calibrators
+from tcil.experiments.runs.results import RunResult
+from tcil.experiments.runs.run import Run
+from tcil.experiments.runs.store import StoredRun
+from tcil.foundation import ranks
+from tcil.foundation.errors import invalid, unknown_name
+from tcil.incremental.arithmetic import Precision
+from tcil.incremental.data.datasets import dataset_reader
+from tcil.incremental.learners.registry import learner_type
+from tcil.incremental.networks import network_factory
+from tcil.incremental.training import OptimizerKind
+
+Display = Callable[[str], AbstractContextManager[Listener]]  # of a title; shows where a run stands
+LOGS: dict[str, Callable[[Path], Listener]] = {"csv": CsvLog, "tensorboard": TensorBoardLog}
+
+
+def complete_run(
+    settings: RunSettings,
+    out: Path,
+    *,
+    data: Path | None,
+    device: str,
+    calibrators: Sequence[str] | None,
+    log: str | None,
+    full_data: bool,
+    display: Display,
+    until: int | None = None,
+    backup: Path | None = None,
+    compiled: bool = False,
+) -> StoredRun:
+    """Do what is missing of one run; with `full_data`, once more without a validation set, for Vanilla.
+
+    `until` and `backup` as in `Run`.
+    """
+    check_options(calibrators, log)
+    folder = out / settings.name
+    limits: dict[str, Any] = {"until": until, "backup": backup}
+    limits |= {"device": device, "compiled": compiled, "stop": stopping.requested}
+    run = Run(settings, folder, data=data, **limits)
+    with run.store.held():
+        result = _shown(run, calibrators, log, display, "")
+        if full_data and settings.validation:
+            everything = settings.on_all_data()
+            other = Run(everything, out / everything.name, dataset=run.dataset, **limits)
+            with other.store.held(stopping.check):  # whoever works on it does what is needed here
+                beside = _shown(other, ["vanilla"], log, display, " all data")
+            result = _with_all_data(result, beside)
+            for task in result.tasks:
+                run.store.write_task_result(task)
+            run.store.write_results(result)
+            run.back_up()
+        return StoredRun(folder, run.store.with_parts(result))
+
+
+def _with_all_data(result: RunResult, beside: RunResult) -> RunResult:
+    """The results of a run with the row of Vanilla of another, that was trained on all the data."""
+    rows = [full.calibrators["vanilla"].titled(ALL_DATA_TITLE) for full in beside.tasks]
+    pairs = zip(result.tasks, rows, strict=False)  # either may have been taken further
+    return result.with_tasks([*(task.with_row(ALL_DATA, row) for task, row in pairs), *result.tasks[len(rows) :]])
+
+
+def check_names(settings: RunSettings) -> None:
+    """Names in the settings that nothing is known by are told before any work."""
+    learner_type(settings.learner)
+    network_factory(settings.network)
+    dataset_reader(settings.dataset, **settings.data_options)
+    OptimizerKind.parse(settings.optimizer, "optimizer")
+    Precision.parse(settings.precision, "precision")
+
+
+def check_options(calibrators: Sequence[str] | None, log: str | None, *, here: bool = True) -> None:
+    """What is wrong with these is told before any work; devices too, if the work is done on this machine."""
+    check_calibrators(calibrators, here=here)
+    if log is not None and log not in LOGS:
+        raise unknown_name("log", log, LOGS)
+    if log == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+        raise invalid("log", "tensorboard", "the package tensorboard to be installed", "pip install tensorboard")
+
+
+def _shown(run: Run, calibrators: Sequence[str] | None, log: str | None, display: Display, what: str) -> RunResult:
+    """Execute a run with its progress on display and in the log."""
+    listeners: list[Listener] = [LOGS[log](run.store.path)] if log and ranks.current().first else []
+    with display(f"{run.settings.learner} seed {run.settings.seed}{what}") as shown:
+        listeners.append(shown)
+
+        def listener(progress: Progress) -> None:
+            for one in listeners:
+                one(progress)
+
+        try:
+            return run.execute(calibrators, listener)
+        except (stopping.Stopped, ValueError):
+            raise
+        except Exception as error:
+            raise RunFailed(last_line(error)) from error

@@ -1,0 +1,93 @@
+"""The task stream that settings describe, and the memory that goes with it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tcil.experiments.config.settings import RunSettings
+from tcil.foundation.errors import invalid
+from tcil.incremental.data.images import Dataset
+from tcil.incremental.data.memory import Memory, UniformMemory
+from tcil.incremental.data.stream import Task, TaskStream, class_order, equal_sizes
+
+EXEMPLARS, RESERVE = 8, 9  # what a task's generators of these numbers draw; those before them belong to its stages
+
+
+def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
+    """The task stream that the settings describe."""
+    order = class_order(dataset.n_classes, settings.class_order_seed)
+    if settings.classes is not None and settings.classes > len(order):
+        raise invalid("classes", f"{settings.classes}", f"at most {len(order)}, all of {dataset.name}")
+    order = order[: settings.classes or len(order)]
+    sizes = equal_sizes(len(order), settings.tasks) if isinstance(settings.tasks, int) else list(settings.tasks)
+    if sizes[0] < 2:
+        raise invalid("tasks", f"{sizes}", "at least two classes in the first task: with one there is nothing to tell")
+    if sum(sizes) > settings.memory or share_of(settings, sum(sizes))[0] < 1:
+        raise invalid("memory", f"{settings.memory}", f"at least one exemplar for each of {sum(sizes)} classes")
+    if settings.validation and settings.validation < max(sizes):
+        raise invalid(
+            "validation", f"{settings.validation}", f"at least one image for each of {max(sizes)} new classes"
+        )
+    seen = list(itertools.accumulate(sizes))
+    return TaskStream(
+        dataset.train.labels,
+        order=order,
+        sizes=sizes,
+        valid_per_class=[settings.validation // size for size in sizes],
+        pool_per_class=[settings.validation_pool // size for size in sizes],
+        seed=settings.validation_seed,
+        reserve_per_class=[share_of(settings, count)[1] for count in seen],
+    )
+
+
+def share_of(settings: RunSettings, seen: int) -> tuple[int, int]:
+    """Exemplars and reserved images of each class, when so many classes have been seen."""
+    share = settings.memory // seen
+    held = max(1, round(settings.reserve * share)) if settings.reserve else 0
+    return share - held, held
+
+
+def check_stages(learner: str, stages: Sequence[str]) -> None:
+    """Refuse a task with so many stages that some would draw what the memory draws."""
+    if len(stages) > EXEMPLARS:
+        raise invalid("learner", f"{learner!r} with {len(stages)} stages in a task", f"at most {EXEMPLARS} stages")
+
+
+def task_generator(settings: RunSettings, task: int, purpose: int) -> torch.Generator:
+    """Every task and purpose has a stream of its own: nothing depends on what was drawn before."""
+    return torch.Generator().manual_seed((settings.seed * 1000 + task) * 10 + purpose)
+
+
+def update_memory(settings: RunSettings, stream: TaskStream, task: Task, memory: Memory) -> Memory:
+    """The paper's memory after a task; with a reserve, that share of it is held-out rows instead of exemplars."""
+    seen = task.columns.stop
+    kept, held = share_of(settings, seen)
+
+    def by_class(rows: Tensor) -> dict[int, Tensor]:
+        return {column: rows[stream.columns[rows] == column] for column in task.columns}
+
+    def chosen(share: int, before: dict[int, Tensor], rows: Tensor, purpose: int) -> dict[int, Tensor]:
+        generator = task_generator(settings, task.index, purpose)
+        return UniformMemory(share * seen).update(before, by_class(rows), generator)
+
+    exemplars = chosen(kept, memory.exemplars, task.train, EXEMPLARS)
+    reserve = chosen(held, memory.reserve, task.reserve, RESERVE) if held else {}
+    check_indices(stream, task.index, exemplars, reserve)
+    return Memory(exemplars, reserve, rehearsed=len(memory.rows))
+
+
+def check_indices(stream: TaskStream, index: int, exemplars: dict[int, Tensor], reserve: dict[int, Tensor]) -> None:
+    """What must hold of every split, checked on the rows themselves."""
+    tasks = [stream[i] for i in range(index + 1)]
+    trained = set(torch.cat([task.train for task in tasks]).tolist())
+    held = set(torch.cat([torch.cat([task.pool, task.reserve]) for task in tasks]).tolist())
+    kept = {int(row) for rows in exemplars.values() for row in rows}
+    reserved = {int(row) for rows in reserve.values() for row in rows}
+    if trained & held or not kept <= trained or not reserved <= held or kept & held:
+        raise RuntimeError(f"task {index}: training, validation and memory rows are not apart")
+    if set(stream.columns[stream[index].valid].tolist()) - set(stream[index].columns):
+        raise RuntimeError(f"task {index}: validation rows of old classes")

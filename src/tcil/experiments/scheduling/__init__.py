@@ -1,0 +1,1 @@
+"""Many runs: jobs, workers, executors, and where each stands."""

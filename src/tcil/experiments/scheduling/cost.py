@@ -1,0 +1,230 @@
+"""What runs cost, counted before they start, and how much of it is left while they are done.
+
+The unit is an image pass: one image through a network in training, forward and backward. A forward pass alone, of a
+teacher or of a frozen extractor, counts a third. Evaluation and calibration are not counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from tcil.experiments.config.settings import RunSettings
+from tcil.experiments.runs.store import RunFolder
+from tcil.experiments.runs.tasks import share_of
+from tcil.experiments.scheduling.job import Job
+from tcil.experiments.scheduling.status import Status
+from tcil.foundation.errors import invalid
+from tcil.incremental.data.layout import Layout
+from tcil.incremental.data.stream import equal_sizes
+from tcil.incremental.networks import network_factory
+from tcil.incremental.placement import step_seconds
+
+FORWARD = 1 / 3  # of an image pass
+LARGEST_BATCH, MOST_SECONDS = 64, 5.0  # of a measurement, about: an image of a larger batch takes as long
+_FINETUNE_EPOCHS = 30  # of EEIL and DER, unless their options say otherwise
+# Classes, training images of a class, channels and pixels of a side, as released: enough to weigh runs by.
+_RELEASED = {
+    "digits": (10, 90, 1, 8), "noisy-digits": (10, 90, 1, 8), "cifar10": (10, 5000, 3, 32),
+    "cifar100": (100, 500, 3, 32), "tiny-imagenet": (200, 500, 3, 64),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Images that a machine trains on in a second, by network, and where the numbers come from."""
+
+    where: str
+    images_per_second: Mapping[str, float]
+    source: str
+
+    def seconds(self, network: str, passes: float) -> float:
+        """How long so many image passes take; NaN for a network of unknown speed."""
+        return passes / self.images_per_second.get(network, float("nan"))
+
+    @property
+    def told(self) -> str:
+        """The numbers in words."""
+        return ", ".join(f"{name} {number:,.0f}" for name, number in self.images_per_second.items())
+
+
+A100 = Speed(
+    "one NVIDIA A100",
+    {"resnet32": 10_000, "resnet18": 2_000},
+    "assumed for PyTorch in eager mode with TF32 and one run at a time: ResNet-32 on 32x32 images in batches of 128 is"
+    " limited by the start of its small kernels, ResNet-18 on 64x64 images in batches of 256 by arithmetic. Not"
+    " measured: replace it with --images-per-second",
+)
+
+
+def given_speed(entries: Sequence[str]) -> Speed:
+    """What `--images-per-second NETWORK=NUMBER` says.
+
+    >>> given_speed(["resnet32=25000"]).told
+    'resnet32 25,000'
+    """
+    speeds = {}
+    for entry in entries:
+        name, _, number = entry.partition("=")
+        try:
+            speeds[name] = float(number)
+        except ValueError:
+            speeds[name] = 0.0
+        if not 0 < speeds[name] < float("inf"):
+            raise invalid("images-per-second", repr(entry), "NETWORK=NUMBER, such as resnet32=25000")
+        network_factory(name)
+    return Speed("a machine of the speed given", speeds, "as given")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Image passes of one training, by task and by stage."""
+
+    tasks: tuple[Mapping[str, float], ...]
+
+    @property
+    def total(self) -> float:
+        """Of all tasks."""
+        return sum(sum(stages.values()) for stages in self.tasks)
+
+    def first(self, count: int | None) -> Passes:
+        """Of the first so many tasks; of all, for None."""
+        return Passes(self.tasks[:count])
+
+    def after(self, count: int) -> float:
+        """What is left after so many tasks."""
+        return Passes(self.tasks[count:]).total
+
+    def before(self, task: int, stage: str, share: float) -> float:
+        """What has been done when a stage of a task is done to this share; a stage that costs nothing is the last."""
+        done = self.first(task).total
+        for name, passes in (self.tasks[task] if task < len(self.tasks) else {}).items():
+            if name == stage:
+                return done + share * passes
+            done += passes
+        return done
+
+
+def count_passes(settings: RunSettings, sizes: Sequence[int], rows: Sequence[int]) -> Passes:
+    """Image passes of a training whose tasks have so many new classes and rows of training data.
+
+    Without crops DER's frozen extractors see each image twice in all, plain and mirrored; with crops, in every epoch.
+    """
+    tasks: list[dict[str, float]] = []
+    epochs, seen = settings.epochs, 0
+    tuning = int(settings.learner_options.get("finetune_epochs", _FINETUNE_EPOCHS))
+    for task, (classes, own) in enumerate(zip(sizes, rows, strict=True)):
+        share = share_of(settings, seen)[0] if seen else 0
+        every, balanced = own + share * seen, share * (seen + classes)
+        stages: dict[str, float] = {"train": epochs * every}
+        if seen and settings.learner in ("eeil", "wa"):
+            stages["train"] += FORWARD * epochs * every
+        if seen and settings.learner == "eeil":
+            stages["finetune"] = (1 + FORWARD) * tuning * balanced
+        if seen and settings.learner == "der":
+            looks = {n: n if settings.crop != 0 else min(2, n) for n in (epochs, tuning)}
+            stages["train"] += FORWARD * task * looks[epochs] * every
+            stages["finetune"] = FORWARD * (task + 1) * looks[tuning] * balanced
+        tasks.append(stages)
+        seen += classes
+    return Passes(tuple(tasks))
+
+
+def passes_as_released(settings: RunSettings) -> Passes:
+    """The same without reading the data; a dataset that is not known counts as one of 100 images a class."""
+    given = settings.tasks
+    unknown = (2 * given if isinstance(given, int) else sum(given), 100)
+    classes, images = _RELEASED.get(settings.dataset, unknown)[:2]
+    sizes = equal_sizes(settings.classes or classes, given) if isinstance(given, int) else list(given)
+    return count_passes(settings, sizes, [max(1, images * size - settings.validation_pool) for size in sizes])
+
+
+@cache
+def seconds_per_image(network: str, batch_size: int, shape: tuple[int, ...]) -> float:
+    """One training step of the network, measured: the best of three, or of fewer where they take long."""
+    layout, few = Layout.CHANNELS_LAST, 4
+    model = network_factory(network)(10).to(memory_format=layout.form)  # type: ignore[call-overload]
+    warm = min(step_seconds(model, shape, layout, few) for _ in range(2))  # the first step of a process takes longer
+    batch_size = min(batch_size, LARGEST_BATCH, max(few, int(few * MOST_SECONDS / 3 / warm)))
+    best, started = float("inf"), time.perf_counter()
+    for _ in range(3):
+        best = min(best, step_seconds(model, shape, layout, batch_size))
+        if time.perf_counter() - started > MOST_SECONDS:
+            break
+    return best / batch_size
+
+
+@dataclass(frozen=True)
+class _JobCost:
+    """What a job costs, its second training on all the data included, and how much of it was there at the start."""
+
+    own: Passes
+    twin: Passes
+    weight: float
+    found: float = field(default=0.0)
+
+    @property
+    def total(self) -> float:
+        return self.weight * (self.own.total + self.twin.total)
+
+    def done(self, status: Status | None) -> float:
+        """How much of it is done by what the run says of itself."""
+        if status is None or not status.phase:
+            return self.found
+        name = status.phase.removeprefix("all data, ")
+        before, passes = (self.own.total, self.twin) if name != status.phase else (0.0, self.own)
+        if name == "analyse":
+            return self.total
+        share = status.done / status.total if status.total else 0.0
+        return max(self.found, self.weight * (before + passes.before(status.task, name, share)))
+
+
+class Outlook:
+    """How long all the runs of a sweep will take together, from the speed at which they have been done so far."""
+
+    def __init__(self, jobs: Sequence[Job], now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._began = now, now()
+        weights = _weights([job.settings for job in jobs])
+        self._costs = {job: _cost(job, weight) for job, weight in zip(jobs, weights, strict=True)}
+
+    def left(self, states: Mapping[Job, tuple[str, Status | None]]) -> tuple[float, float | None]:
+        """The share of all that is done, and the seconds left; None where nothing tells them yet."""
+        total, done, fresh = 0.0, 0.0, 0.0
+        for job, cost in self._costs.items():
+            state, status = states[job]
+            mine = cost.total if state == "done" else cost.done(status if state == "running" else None)
+            total += mine if state == "failed" else cost.total
+            done, fresh = done + mine, fresh + mine - cost.found
+        if total <= 0:
+            return 1.0, 0.0
+        passed = self._now() - self._began
+        return done / total, passed * (total - done) / fresh if fresh > 0 else None
+
+
+def _cost(job: Job, weight: float) -> _JobCost:
+    settings = job.settings
+    own, none = passes_as_released(settings).first(job.until), Passes(())
+    has_twin = job.full_data and settings.validation > 0
+    twin = passes_as_released(settings.on_all_data()).first(job.until) if has_twin else none
+    folders = {job.folder: own, job.out / settings.on_all_data().name: twin}
+    there = [passes.total - passes.after(_finished(RunFolder(folder), passes)) for folder, passes in folders.items()]
+    return _JobCost(own, twin, weight, weight * sum(there))
+
+
+def _finished(store: RunFolder, passes: Passes) -> int:
+    """How many tasks of a run have results: the first so many."""
+    tasks = range(len(passes.tasks))
+    return next((task for task in tasks if not store.has_task_result(task)), len(passes.tasks))
+
+
+def _weights(settings: Sequence[RunSettings]) -> list[float]:
+    """What an image of each run costs beside those of the others: measured where networks or images differ."""
+    if any(one.dataset not in _RELEASED for one in settings):
+        return [1.0] * len(settings)
+    kinds = []
+    for one in settings:
+        *_, channels, side = _RELEASED[one.dataset]
+        kinds.append((one.network, one.batch_size, (channels, *[one.image_side or side] * 2)))
+    return [seconds_per_image(*kind) for kind in kinds] if len(set(kinds)) > 1 else [1.0] * len(kinds)

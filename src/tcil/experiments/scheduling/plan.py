@@ -1,0 +1,115 @@
+"""What a set of runs will cost: trainings, images, and a time estimated from a short measurement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tcil.experiments.config.settings import RunSettings
+from tcil.experiments.reporting.collect import differences
+from tcil.experiments.reporting.grids import Cell, Grid, Row
+from tcil.experiments.runs.complete import check_names
+from tcil.experiments.runs.results import StoredSettings
+from tcil.experiments.runs.run import Run
+from tcil.experiments.scheduling.cost import Speed, count_passes, seconds_per_image
+from tcil.foundation.options import Option
+from tcil.incremental.data.datasets import load_dataset
+from tcil.incremental.data.datasets.files import UnreadableData
+from tcil.incremental.data.images import Dataset
+
+COUNTED = (
+    "A pass is an image through the network in training; those of teachers and frozen extractors count a third."
+    " Evaluation and calibration come on top: a few per cent."
+)
+
+
+class Standing(Option):
+    """How far a run is."""
+
+    FINISHED = "finished", "all that is asked of it is there"
+    TRAINED = "to calibrate", "trained; some of its calibration or analysis is missing"
+    MISSING = "to run", "not trained yet, or not to the end"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A training in a plan: how far it is, the number of its job, and the tasks that it is taken to (None: all)."""
+
+    settings: RunSettings
+    standing: Standing = Standing.MISSING
+    job: int | None = None
+    until: int | None = None
+    done: int = 0
+
+
+def plan(
+    trainings: Sequence[Planned], data: Path | None, speed: Speed | None = None, notes: Sequence[str] = ()
+) -> Grid:
+    """A line per training, and the sum. Datasets that are not there yet leave images and time unknown.
+
+    Time is that of this machine, measured, and also that at `speed`, where one is given.
+    """
+    rows, seconds_in_all, passes_in_all, elsewhere = [], 0.0, 0.0, 0.0
+    measured: dict[str, float] = {}
+    told = differences([StoredSettings.of(one.settings) for one in trainings])
+    for one, difference in zip(trainings, told, strict=True):
+        settings = one.settings
+        check_names(settings)
+        dataset = _dataset(settings, data)
+        cells = [str(one.standing), "", "", ""] + [""] * (speed is not None)
+        if one.standing is Standing.MISSING and dataset is None:
+            cells, seconds_in_all = ["to run", "", "data missing", *["unknown"] * (len(cells) - 3)], math.nan
+        elif one.standing is Standing.MISSING and dataset is not None:
+            stream = Run(settings, Path(settings.name), dataset=dataset).stream
+            sizes, images = [len(task.columns) for task in stream], [len(task.train) for task in stream]
+            passes = count_passes(settings, sizes, images).first(one.until)
+            left, last = passes.after(one.done), len(passes.tasks)
+            each = seconds_per_image(settings.network, settings.batch_size, dataset.image_shape)
+            measured[f"{settings.network} on {dataset.image_shape[-1]}x{dataset.image_shape[-1]}"] = 1 / each
+            seconds = left * each
+            seconds_in_all, passes_in_all = seconds_in_all + seconds, passes_in_all + left
+            of = f"{last}" if last == len(stream) else f"{last} of {len(stream)}"
+            cells = ["to run", f"{of}, {one.done} done" if one.done else of, f"{left:,.0f}", clock(seconds)]
+            if speed is not None:
+                elsewhere += speed.seconds(settings.network, left)
+                cells.append(clock(speed.seconds(settings.network, left)))
+        which = ", ".join(filter(None, [f"{settings.classes} classes" if settings.classes else "", difference]))
+        name = settings.name if one.job is None else f"{one.job} {settings.name}"
+        rows.append(Row(name, tuple(Cell(words=words) for words in (which, *cells))))
+    missing = sum(one.standing is Standing.MISSING for one in trainings)
+    counted = f"{missing} training{'' if missing == 1 else 's'}"
+    cost = f"{passes_in_all:,.0f} image passes, about {clock(seconds_in_all)} one after another on this machine"
+    if math.isnan(seconds_in_all):
+        cost = "image passes and time unknown, since data are missing"
+    lines = [f"{counted}, {cost}. {COUNTED}"]
+    if measured:
+        speeds = ", ".join(f"{name} {number:,.{0 if number > 10 else 1}f}" for name, number in measured.items())
+        lines.append(f"Images a second in a run on this machine, measured just now: {speeds}.")
+    if speed is not None:
+        lines.append(f"On {speed.where}: about {clock(elsewhere)}. Images a second: {speed.told} ({speed.source}).")
+    if any(one.standing is Standing.TRAINED for one in trainings):
+        lines.append("What is to calibrate or to analyse is not counted.")
+    columns = ("run", "which", "state", "tasks", "image passes", "estimated time")
+    more = (f"on {speed.where}",) if speed is not None else ()
+    return Grid(f"{counted} to run", (*columns, *more), tuple(rows), (*lines, *notes))
+
+
+read_once = cache(load_dataset)
+
+
+def _dataset(settings: RunSettings, data: Path | None) -> Dataset | None:
+    try:
+        return read_once(settings.dataset, data, **settings.data_options)
+    except UnreadableData:
+        return None
+
+
+def clock(seconds: float) -> str:
+    """Seconds as hours and minutes."""
+    if math.isnan(seconds):
+        return "unknown"
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"

@@ -1,0 +1,139 @@
+"""Where a run stands, as a small file in its folder: the same for local processes, Ray and Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from tcil.experiments.process import stopping
+from tcil.experiments.process.progress import Progress
+from tcil.experiments.runs.store import RunFolder
+
+NAME = "status.json"
+PAUSE = 0.5  # seconds between two writes, but for a change of phase
+BEAT = 5.0  # seconds between two signs of life, at most, of a process that gets on
+BUSY = 0.05  # share of a processor that a process uses at least, if it computes
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the file says. `left` is the estimated number of seconds, None where nothing tells it yet."""
+
+    state: str
+    task: int = 0
+    tasks: int = 0
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    left: float | None = None
+    error: str = ""
+    host: str = ""
+    pid: int = 0
+    updated: float = 0.0
+
+
+_STATUS = TypeAdapter(Status)
+
+
+def read_status(folder: Path) -> Status | None:
+    """What the file in this folder says; None where there is none that can be read."""
+    record = RunFolder(folder).peek_json(NAME)  # by threads too, in which no warning may be caught
+    try:
+        status = None if record is None else _STATUS.validate_json(json.dumps(record), strict=True)
+    except ValidationError:
+        return None
+    return status if status is None or status.left is None or math.isfinite(status.left) else None
+
+
+class StatusWriter:
+    """A listener that keeps the file up to date."""
+
+    def __init__(self, folder: Path) -> None:
+        self._store = RunFolder(folder)
+        self._last: Status | None = None
+        self._what = ""
+        self._began: tuple[float, float] | None = None  # when, at what part of the run; after what was found done
+        self._task: int | None = None
+        self._writing = threading.RLock()
+
+    def titled(self, title: str) -> Self:
+        """The display of one training; a run may have a second one, on all data, which starts from the beginning."""
+        self._began, self._task, self._what = None, None, "all data, " if title.endswith("all data") else ""
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __call__(self, progress: Progress) -> None:
+        """Write where the run stands, unless that was just done."""
+        phase, now = progress.phase, time.time()
+        part = (progress.task + (progress.done / progress.total if phase != "calibrate" else 1)) / progress.n_tasks
+        found = progress.task != self._task and progress.done == progress.total and progress.loss is None
+        began, before = self._began = (now, part) if self._began is None or found else self._began
+        self._task = progress.task
+        left = (now - began) * (1 - part) / (part - before) if part > before else None
+        shown = self._what + phase
+        status = self._status("running", progress.task, progress.n_tasks, shown, progress.done, progress.total, left)
+        last = self._last
+        if last is None or (last.task, last.phase) != (status.task, status.phase) or now - last.updated > PAUSE:
+            self._write(status)
+
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[None]:
+        """Inside, `updated` moves on every few seconds, as long as this process takes steps or computes."""
+        over = threading.Event()
+        heart = threading.Thread(target=self._beat, args=(over,), daemon=True)
+        heart.start()
+        try:
+            yield
+        finally:
+            over.set()
+            heart.join()
+
+    def _beat(self, over: threading.Event) -> None:
+        self._refresh()
+        looks, used, since = stopping.looks(), _used_by_others(), time.monotonic()
+        while not over.wait(BEAT):
+            before = looks, used, since
+            looks, used, since = stopping.looks(), _used_by_others(), time.monotonic()
+            if looks != before[0] or used - before[1] > BUSY * (since - before[2]):
+                self._refresh()
+
+    def _refresh(self) -> None:
+        with self._writing:
+            self._write(replace(self._last or self._status("running"), updated=time.time()))
+
+    def end(self, state: str, error: str = "") -> None:
+        """Write how it ended."""
+        last = self._last or Status(state)
+        self._write(self._status(state, last.task, last.tasks, last.phase, last.done, last.total, None, error))
+
+    def _status(self, state: str, *values: object) -> Status:
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "updated": time.time()}
+        return Status(state, *values, **who)  # type: ignore[arg-type]
+
+    def _write(self, status: Status) -> None:
+        with self._writing, contextlib.suppress(OSError):  # a full disk is told where it does harm
+            self._last = status
+            self._store.write_json(NAME, asdict(status))
+
+
+def _used_by_others() -> float:
+    """Processor time of all threads but this one."""
+    return time.process_time() - time.thread_time()

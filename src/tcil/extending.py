@@ -1,0 +1,95 @@
+"""Base classes and records for parts of your own: calibrators, learners, datasets, entries in the benchmark.
+
+A new calibrator is a `CalibrationMap`, and a `Calibrator` whose `fit` ends in `self._fitted(...)`. It then transforms,
+wraps, saves and loads like those of tcil:
+
+>>> from dataclasses import dataclass
+>>> import torch
+>>> from tcil.extending import Calibrator, TemperatureMap
+>>> @dataclass(frozen=True)
+... class HalvingResult:
+...     n_samples: int
+>>> class Halving(Calibrator[HalvingResult]):
+...     map_type, result_type = TemperatureMap, HalvingResult
+...     def fit(self, logits, labels, *, classes=None):
+...         names = tuple(range(logits.shape[1]) if classes is None else classes)
+...         return self._fitted(TemperatureMap(torch.tensor(2.0).double()), names, HalvingResult(len(logits)))
+>>> halving = Halving().fit(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+>>> halving.predict_proba([[2.0, 0.0]]).round(3)
+array([[0.731, 0.269]])
+
+The benchmark takes learners (`Learner`), datasets (functions that return a `Dataset`), networks and calibrators
+(an `Entry`) by `package.module:name` or by entry point. Names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tcil.calibration.calibrators.base import Calibrator, SingleTemperature
+    from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap
+    from tcil.experiments.runs.entries import Entry, FinishedTask, NotApplicable
+    from tcil.foundation.options import Option
+    from tcil.foundation.records import Record
+    from tcil.incremental.data.datasets import load_dataset
+    from tcil.incremental.data.images import Dataset, ImageSet
+    from tcil.incremental.learners.base import Head, Learner, LearnerOptions, Stage, TaskData
+    from tcil.incremental.learners.er import ER
+    from tcil.incremental.schedule import Schedule
+
+_HOMES = {
+    "Calibrator": "tcil.calibration.calibrators.base",
+    "SingleTemperature": "tcil.calibration.calibrators.base",
+    "CalibrationMap": "tcil.calibration.calibrators.maps",
+    "TemperatureMap": "tcil.calibration.calibrators.maps",
+    "Option": "tcil.foundation.options",
+    "Record": "tcil.foundation.records",
+    "Dataset": "tcil.incremental.data.images",
+    "ImageSet": "tcil.incremental.data.images",
+    "load_dataset": "tcil.incremental.data.datasets",
+    "Head": "tcil.incremental.learners.base",
+    "Learner": "tcil.incremental.learners.base",
+    "LearnerOptions": "tcil.incremental.learners.base",
+    "Schedule": "tcil.incremental.schedule",
+    "Stage": "tcil.incremental.learners.base",
+    "TaskData": "tcil.incremental.learners.base",
+    "ER": "tcil.incremental.learners.er",
+    "Entry": "tcil.experiments.runs.entries",
+    "FinishedTask": "tcil.experiments.runs.entries",
+    "NotApplicable": "tcil.experiments.runs.entries",
+}
+
+__all__ = [
+    "ER",
+    "CalibrationMap",
+    "Calibrator",
+    "Dataset",
+    "Entry",
+    "FinishedTask",
+    "Head",
+    "ImageSet",
+    "Learner",
+    "LearnerOptions",
+    "NotApplicable",
+    "Option",
+    "Record",
+    "Schedule",
+    "SingleTemperature",
+    "Stage",
+    "TaskData",
+    "TemperatureMap",
+    "load_dataset",
+]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'tcil.extending' has no attribute {name!r}")
+        return globals().setdefault(name, getattr(importlib.import_module(_HOMES[name]), name))
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,410 @@
+"""Checked conversions of what users pass: logits, probabilities, labels, weights, class lists.
+
+Masked classes. Users forbid a class in a row of logits by -inf, or by a number that stands for it. A class counts as
+masked where its logit is -inf; or is a number that people write for that (-1e4, -1e5 and so on by powers of ten, or the
+most negative number of float16, each also as rounded by narrower types) and at least 50 times as large as every other
+logit of the row; or lies below -1e30, as the most negative numbers of the wider types do, and is at least 1e20 times as
+large as every other. No logit of an ordinary network does any of these, and logits on any other scale stay what they
+are. `mask_out` turns every masked logit into -inf, and from there on its class has probability 0 and takes no part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tcil.foundation.errors import invalid
+
+NotTensor: TypeAlias = npt.NDArray[Any] | Sequence[Any]  # what is answered with a numpy array
+ArrayLike: TypeAlias = Tensor | NotTensor
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+# Softmax rows sum to 1 to within this even in half precision; several rows of logits never do by chance.
+_SUM_TOLERANCE = 5e-3
+
+_INT64 = torch.iinfo(torch.int64)
+_LARGEST_LOGIT = 1e300  # what is larger leaves float64 as soon as two of them are subtracted
+_MOST_CLASSES = 1 << 24
+_LEAST_WEIGHT = 1e-200  # of the largest
+
+# What people write for -inf, above -1e30; each also as float32 and bfloat16 round it (float16 has its own exactly).
+_WORDS = torch.tensor(
+    [*(float(f"-1e{power}") for power in range(4, 31)), torch.finfo(torch.float16).min],
+    dtype=torch.float64,
+    device="cpu",  # whatever torch.set_default_device says
+)
+# Numbers, not a tensor: torch.export refuses tensors that are not the model's own.
+_MASK_VALUES = tuple(torch.cat([_WORDS, _WORDS.float().double(), _WORDS.bfloat16().double()]).unique().tolist())
+_MASKS_BEGIN = -9e3  # above all of them
+_FAR_BELOW, _WRITTEN, _UNWRITTEN = -1e30, 50.0, 1e20
+
+
+def as_tensor(value: object, argument: str) -> Tensor:
+    """Tensor, numpy array or nested list of real numbers as a tensor, without copying where possible."""
+    if torch.get_default_device().type == "meta":
+        given, advice = "'meta', which holds no numbers", "Call torch.set_default_device('cpu') before you calibrate."
+        raise invalid("torch.set_default_device", given, "a device on which results can be computed", advice)
+    if isinstance(value, Tensor):
+        return _plain(value, argument).detach()
+    if isinstance(value, (str, bytes)) or value is None:
+        raise invalid(argument, type(value).__name__, "a tensor or a numpy array")
+    refuse_hidden(value, argument)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise invalid(argument, f"{type(value).__name__} ({error})", "a tensor or a numpy array") from None
+    if array.dtype == object or array.dtype.kind not in "fiub":
+        raise invalid(
+            argument, f"{type(value).__name__} of dtype {array.dtype}", "a tensor or a numpy array of numbers"
+        )
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has nothing wider
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float64)
+    elif array.dtype.kind in "iu" and array.dtype.isnative:
+        array = array.view(f"{array.dtype.kind}{array.dtype.itemsize}")  # C has two names for one type, torch knows one
+    array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    array = array if array.flags.writeable else array.copy()  # torch warns about read-only memory
+    return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array.copy())
+
+
+def _plain(value: Tensor, argument: str) -> Tensor:
+    """A tensor that holds real numbers in memory."""
+    given = None
+    if value.is_nested or value.layout != torch.strided:
+        given = "a nested tensor" if value.is_nested else f"a sparse tensor ({value.layout})"
+    elif value.is_meta:
+        given = "a tensor on the meta device, which holds no numbers"
+    elif value.is_quantized or value.is_complex():
+        given = f"dtype {value.dtype}"
+    if given is not None:
+        raise invalid(
+            argument, given, "a dense tensor of real numbers", "Tensor.to_dense(), .real or .dequantize() may give one."
+        )
+    return value
+
+
+def refuse_hidden(value: object, argument: str) -> None:
+    """numpy would forget the mask of a masked array."""
+    parts = value if isinstance(value, (list, tuple)) else (value,)
+    if any(isinstance(part, np.ma.MaskedArray) and np.ma.getmaskarray(part).any() for part in parts):
+        raise invalid(
+            argument,
+            "a masked array with masked entries",
+            "an array in which every entry counts",
+            "Drop the masked rows, or write what stands for them (-inf for the logit of a masked class).",
+        )
+
+
+def mask_out(logits: Tensor) -> Tensor:
+    """The logits (N, K) with -inf for every masked class; the same tensor where none is."""
+    # An exported graph cannot skip the work by what it sees.
+    if not torch.compiler.is_compiling() and (logits.numel() == 0 or not bool(logits.min() <= _MASKS_BEGIN)):
+        return logits
+    values = torch.tensor(_MASK_VALUES, dtype=logits.dtype, device=logits.device)
+    written = values[torch.searchsorted(values, logits.contiguous()).clamp(max=len(values) - 1)] == logits
+    far = logits <= _FAR_BELOW
+    others = logits.abs().masked_fill(written | far, 0.0).amax(dim=1, keepdim=True)
+    masked = (written & (-logits >= _WRITTEN * others)) | (far & (-logits >= _UNWRITTEN * others))
+    # Nothing but such numbers: there is no logit to compare them with.
+    masked = masked & ~(written | far).all(dim=1, keepdim=True)
+    return logits.masked_fill(masked, -torch.inf)
+
+
+def without_masked(logits: Tensor) -> Tensor:
+    """Logits with 0 for -inf: for sums in which a masked class has weight 0 (0 times infinity would be NaN)."""
+    if logits.numel() == 0 or not bool(logits.min() == -torch.inf):
+        return logits
+    return logits.masked_fill(logits == -torch.inf, 0.0)
+
+
+def check_finite(logits: Tensor, argument: str) -> None:
+    """Every logit is a number or -inf, and every row has a class that is not masked."""
+    if bool(torch.isfinite(logits).all()):
+        return
+    bad = int((torch.isnan(logits) | (logits == torch.inf)).any(dim=1).sum())
+    if bad:
+        expected = "finite numbers, or -inf for a masked class"
+        raise invalid(argument, f"NaN or infinity in {bad} of {len(logits)} rows", expected)
+    empty = (logits == -torch.inf).all(dim=1)
+    if bool(empty.any()):
+        row = int(empty.nonzero()[0])
+        raise invalid(argument, f"row {row} with every class masked (-inf)", "at least one class that is not")
+
+
+def check_own_unmasked(
+    logits: Tensor, columns: Tensor, classes: Sequence[int] | None, argument: str = "labels"
+) -> None:
+    """No row's own class is masked: its likelihood would be 0 at every temperature."""
+    own = logits.gather(1, columns[:, None].to(logits.device)).squeeze(1)
+    wrong = (own == -torch.inf).nonzero().squeeze(1)
+    if len(wrong):
+        row = int(wrong[0])
+        column = int(columns[row])
+        label = column if classes is None else classes[column]
+        raise invalid(
+            argument,
+            f"the label {label} in row {row}, whose logit is masked there ({len(wrong)} such rows)",
+            "labels of classes that are not masked in their row",
+            "Leave out those rows, or do not mask the classes they have.",
+        )
+
+
+def gap_and_size(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """How far two tensors are apart, and how large the second is; both over what is not masked (-inf)."""
+    a, b = one.detach().float(), other.detach().float()
+    if not torch.equal(a == -torch.inf, b == -torch.inf):
+        return float("inf"), 0.0
+    a, b = without_masked(a), without_masked(b)
+    return float((a - b).abs().max()), float(b.abs().max())
+
+
+def same_kind(result: Tensor, given: object) -> Tensor | Floats:
+    """`result` as a tensor where a tensor was given, else as a numpy array."""
+    return result if isinstance(given, Tensor) else cast(Floats, result.detach().cpu().numpy())
+
+
+def looks_like_probabilities(rows: Tensor) -> bool:
+    """Whether every row is non-negative and sums to 1; one row alone may do so by chance."""
+    if len(rows) < 2 or bool((rows < 0).any()):
+        return False
+    sums = rows.sum(dim=1, dtype=torch.float64 if rows.device.type != "mps" else torch.float32)
+    return bool(((sums - 1).abs() < _SUM_TOLERANCE).all())
+
+
+def as_logits(value: object, argument: str = "logits", n_classes: int | None = None) -> Tensor:
+    """Logits (N, K), at least float32, -inf where masked, and not probabilities: those are refused, never guessed."""
+    logits = as_tensor(value, argument)
+    if logits.ndim != 2 or logits.shape[0] == 0:
+        raise invalid(argument, f"shape {tuple(logits.shape)}", "a non-empty matrix (samples, classes)")
+    if logits.shape[1] < 2:
+        raise invalid(argument, f"{logits.shape[1]} column", "at least two classes", "A single score has no softmax.")
+    if n_classes is not None and logits.shape[1] != n_classes:
+        raise invalid(
+            argument,
+            f"{logits.shape[1]} columns",
+            f"{n_classes}, one for each class in classes_",
+            "After a new task, fit a new calibrator; slice a wider head to the classes seen.",
+        )
+    logits = mask_out(at_least_float32(logits))
+    check_finite(logits, argument)
+    least, most = (float(end) for end in without_masked(logits).aminmax())
+    if max(-least, most) > _LARGEST_LOGIT:
+        raise invalid(argument, f"numbers from {least:.3g} to {most:.3g}", f"a size of at most {_LARGEST_LOGIT:g}")
+    if looks_like_probabilities(logits):
+        raise invalid(
+            argument,
+            "rows that are non-negative and sum to 1",
+            "logits, not probabilities",
+            "Pass the network's outputs before softmax (log-probabilities will do as well).",
+        )
+    return logits
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Post-processing never runs below float32; whole numbers become float64, which holds more of them."""
+    if values.dtype in (torch.float32, torch.float64):
+        return values
+    return values.float() if values.is_floating_point() or values.device.type == "mps" else values.double()
+
+
+def as_labels(value: object, argument: str = "labels", length: int | None = None) -> Tensor:
+    """Integer labels (N,), on the CPU."""
+    labels = as_tensor(value, argument)
+    if labels.ndim != 1:
+        column = labels.ndim == 2 and labels.shape[1] == 1
+        raise invalid(
+            argument,
+            f"shape {tuple(labels.shape)}",
+            "one class label per sample, shape (N,)",
+            "Pass labels.squeeze(1)."
+            if column
+            else "Multi-label targets are not supported; for one-hot rows pass labels.argmax(1).",
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise invalid(argument, f"dtype {labels.dtype}", "integer class labels", "Convert them with labels.long().")
+    if length is not None and len(labels) != length:
+        raise invalid(argument, f"{len(labels)} labels", f"{length}, one for each sample")
+    whole = labels.cpu().long()
+    if labels.dtype == torch.uint64 and bool((whole < 0).any()):
+        raise invalid(argument, f"the label {int(whole.min()) + 2**64}", f"labels up to {_INT64.max}")
+    return whole
+
+
+def as_classes(value: Iterable[Any], argument: str, *, ordered: bool = True) -> tuple[int, ...]:
+    """A list of distinct class labels, in the given order; also a set, unless they are `ordered` as columns are."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        refuse_hidden(value, argument)
+        value = (_plain(value, argument) if isinstance(value, Tensor) else value).tolist()
+    if isinstance(value, (str, bytes, bytearray, Mapping)):
+        raise invalid(argument, f"{type(value).__name__} {value!r:.60}", "a list of labels, such as range(90, 100)")
+    if ordered and isinstance(value, AbstractSet):
+        raise invalid(
+            argument,
+            f"{type(value).__name__}, which has no order",
+            "a list of class labels in the order of the logit columns",
+            f"If that is ascending, pass sorted({argument}).",
+        )
+    try:
+        given = list(itertools.islice(value, _MOST_CLASSES + 1))
+    except TypeError:
+        raise invalid(argument, repr(value), "a list of class labels, such as range(90, 100)") from None
+    if len(given) > _MOST_CLASSES:
+        raise invalid(argument, f"more than {_MOST_CLASSES} labels", "a list of class labels, such as range(90, 100)")
+    classes = [_class_label(entry, argument) for entry in given]
+    if not classes:
+        raise invalid(argument, "no class at all", "at least one class label")
+    if len(set(classes)) != len(classes):
+        twice = sorted(label for label, count in Counter(classes).items() if count > 1)
+        raise invalid(argument, f"repeated labels {twice[:5]}", "each class label once")
+    return tuple(classes)
+
+
+def _class_label(entry: Any, argument: str) -> int:
+    try:
+        label = operator.index(entry)
+    except TypeError:
+        raise invalid(argument, f"the entry {entry!r}", "integer class labels") from None
+    if isinstance(entry, (bool, np.bool_)) or (isinstance(entry, Tensor) and entry.dtype == torch.bool):
+        raise invalid(argument, f"the entry {entry!r}", "integer class labels, not True or False")
+    if not _INT64.min <= label <= _INT64.max:
+        raise invalid(argument, f"an entry of {label.bit_length()} bits", "integer class labels within int64")
+    return label
+
+
+def label_columns(
+    labels: Tensor, classes: Sequence[int] | None, argument: str, n_columns: int, doubt: str = ""
+) -> Tensor:
+    """The logit column of each label; without `classes`, columns are the labels 0..n_columns-1.
+
+    `doubt` is said with what is wrong: the labels may have been looked for in the wrong place.
+    """
+    if classes is None:
+        if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= n_columns):
+            odd = labels[(labels < 0) | (labels >= n_columns)][0].item()
+            raise invalid(
+                argument,
+                f"the label {odd}",
+                f"labels from 0 to {n_columns - 1}, one for each of the {n_columns} logit columns",
+                f"If the columns stand for other labels, name them with classes=[...]. {doubt}",
+            )
+        return labels
+    table = torch.as_tensor(classes, dtype=torch.long)
+    ordered, order = table.sort()
+    place = torch.searchsorted(ordered, labels).clamp(max=len(table) - 1)
+    unknown = ordered[place] != labels
+    if bool(unknown.any()):
+        raise invalid(argument, f"the label {labels[unknown][0].item()}", f"labels in classes={_short(classes)}", doubt)
+    return order[place]
+
+
+def logits_and_columns(
+    logits: ArrayLike, labels: ArrayLike, classes: Iterable[Any] | None
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Checked logits on the CPU, the column of each label, and the label of each column."""
+    z = as_logits(logits).cpu()
+    names = tuple(range(z.shape[1])) if classes is None else as_classes(classes, "classes")
+    if len(names) != z.shape[1]:
+        raise invalid("classes", f"{len(names)} labels", f"{z.shape[1]}, one for each logit column")
+    columns = label_columns(as_labels(labels, length=len(z)), None if classes is None else names, "labels", z.shape[1])
+    check_own_unmasked(z, columns, names)
+    return z, columns, names
+
+
+def whole_number(value: Any, argument: str, least: int, most: int = _INT64.max) -> int:
+    """A whole number (numpy's too) of at least `least` and at most `most`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, (bool, np.bool_)) or number < least:
+        raise invalid(argument, repr(value), f"a whole number of {least} or more")
+    if number > most:
+        raise invalid(argument, f"a number of {number.bit_length()} bits", f"a whole number from {least} to {most}")
+    return number
+
+
+def classes_and_columns(
+    classes: Iterable[Any] | None, columns: Iterable[Any] | None
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """The labels of the classes, and which logit columns are theirs (None: the first ones).
+
+    Columns without classes are those of a head with a column for every label: there the two are the same.
+    """
+    names = None if classes is None else as_classes(classes, "classes")
+    if columns is None:
+        return names, None
+    places = as_classes(columns, "columns")
+    wrong = f"{len(places)} columns, {_short(places)}"
+    if min(places) < 0:
+        raise invalid("columns", wrong, "column numbers of 0 or more")
+    if names is not None and len(places) != len(names):
+        raise invalid("columns", wrong, f"{len(names)}, one for each class in classes")
+    return (places if names is None else names), places
+
+
+def pick_columns(logits: Tensor, n_classes: int, columns: Sequence[int] | None, argument: str = "classes") -> Tensor:
+    """The logits of the classes, out of a head that may be wider."""
+    needed = n_classes if columns is None else max(columns) + 1
+    if needed > logits.shape[1]:
+        what = "columns" if columns is not None else argument
+        given = f"column {max(columns)}" if columns is not None else f"{n_classes} labels"
+        raise invalid(what, given, f"at most {logits.shape[1]} logit columns, as the model has")
+    if columns is None:
+        return logits[:, :n_classes]
+    return logits.index_select(1, torch.tensor(columns, device=logits.device))
+
+
+def as_probabilities(value: object, argument: str = "probs") -> Floats:
+    """Probability rows (N, K) as float64 numpy; logits are refused."""
+    probs = as_tensor(value, argument)
+    if probs.ndim != 2 or probs.shape[0] == 0 or probs.shape[1] < 2:
+        raise invalid(argument, f"shape {tuple(probs.shape)}", "a non-empty matrix (samples, classes)")
+    rows: Floats = probs.cpu().double().numpy()
+    if not np.isfinite(rows).all():
+        bad = int((~np.isfinite(rows)).any(axis=1).sum())
+        raise invalid(argument, f"NaN or infinity in {bad} of {len(rows)} rows", "finite probabilities")
+    sums = rows.sum(axis=1)
+    if rows.min() < -1e-6 or np.abs(sums - 1).max() > _SUM_TOLERANCE:
+        worst = int(np.abs(sums - 1).argmax())
+        raise invalid(
+            argument,
+            f"values from {rows.min():.3g} to {rows.max():.3g}, row {worst} summing to {sums[worst]:.4g}",
+            "probabilities: non-negative rows that sum to 1",
+            "For logits take torch.softmax(logits, 1); for a calibrator use predict_proba(logits).",
+        )
+    # Rounding may leave -1e-7 or 1.0000001 behind, of which logarithms and bins must not hear.
+    return rows.clip(0.0, 1.0) if rows.min() < 0 or rows.max() > 1 else rows
+
+
+def as_weights(value: object, length: int) -> Floats:
+    """Non-negative sample weights with mean 1; all ones when none are given."""
+    if value is None:
+        return np.ones(length)
+    weights: Floats = as_tensor(value, "sample_weight").cpu().double().numpy()
+    if weights.shape != (length,):
+        raise invalid("sample_weight", f"shape {weights.shape}", f"({length},), one weight for each sample")
+    if not np.isfinite(weights).all() or weights.min() < 0 or weights.max() <= 0:
+        raise invalid("sample_weight", "negative, infinite or all-zero weights", "non-negative weights, not all zero")
+    least, most = weights[weights > 0].min(), weights.max()
+    if least < most * _LEAST_WEIGHT:
+        given = f"weights from {least:.3g} to {most:.3g}"
+        raise invalid("sample_weight", given, "positive weights within a factor of 1e200", "Set the least to 0.")
+    if not 1e-200 < most < 1e200:
+        weights = np.ldexp(weights, -int(np.frexp(most)[1]))  # by a power of two, so that sums stay within float64
+    normalised: Floats = weights * (length / weights.sum())
+    return normalised
+
+
+def _short(classes: Sequence[int]) -> str:
+    shown = ", ".join(map(str, classes[:6]))
+    return f"[{shown}{', ...' if len(classes) > 6 else ''}]"

@@ -1,0 +1,109 @@
+"""Batch normalisation folded into the convolution before it: in evaluation mode the two are one convolution."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from tcil.foundation.arrays import gap_and_size
+
+Pair: TypeAlias = tuple[str, str]  # the names of a convolution and of the batch norm that reads it
+_Answer = TypeVar("_Answer")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def watch_pairs(model: nn.Module, run: Callable[[], _Answer]) -> tuple[list[Pair], _Answer]:
+    """Convolutions whose output goes straight into a batch norm during `run`, and what `run` returns.
+
+    Only plain layers in evaluation mode, each at one place, called once and without hooks. That nobody else reads the
+    convolution's output cannot be watched: try `swapped` against the network's own answer.
+    """
+    places = list(model.named_modules(remove_duplicate=False))
+    uses = Counter(id(module) for _, module in places)
+    plain = {name: module for name, module in places if name and uses[id(module)] == 1 and _is_plain(module)}
+    outputs: list[tuple[str, Tensor]] = []
+    reads: list[tuple[str, str | None]] = []
+
+    def note_output(name: str) -> Callable[..., None]:
+        return lambda module, args, output: outputs.append((name, output))
+
+    def note_input(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+            reads.append((name, next((conv for conv, output in outputs if args and output is args[0]), None)))
+
+        return note
+
+    handles = [
+        module.register_forward_hook(note_output(name))
+        if isinstance(module, _CONVOLUTIONS)
+        else module.register_forward_pre_hook(note_input(name))
+        for name, module in plain.items()
+    ]
+    try:
+        answer = run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    calls = Counter([name for name, _ in outputs] + [name for name, _ in reads])
+    return [(conv, norm) for norm, conv in reads if conv and calls[conv] == calls[norm] == 1], answer
+
+
+def folded_copy(model: nn.Module, sample: Tensor) -> nn.Module:
+    """A frozen copy for evaluation, folded where the answer to the sample stays the same."""
+    plain = copy.deepcopy(model).eval().requires_grad_(False)
+    with torch.no_grad():
+        pairs, own = watch_pairs(plain, lambda: plain(sample))
+        with swapped(plain, pairs):
+            try:
+                same = close(plain(sample), own)
+            except Exception:  # the network reaches into a layer that is not there any more
+                same = False
+            folded = copy.deepcopy(plain) if same else None
+    return folded or plain
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two answers are the same up to rounding."""
+    if a.shape != b.shape:
+        return False
+    gap, size = gap_and_size(a, b)
+    return gap <= 1e-4 * (1.0 + size)
+
+
+@contextmanager
+def swapped(model: nn.Module, pairs: Sequence[Pair]) -> Iterator[None]:
+    """Inside this the model runs with folded convolutions; afterwards it has its own layers again."""
+    own: list[tuple[nn.Module, str, nn.Module | None]] = []
+
+    def swap(name: str, layer: nn.Module) -> None:
+        home, _, last = name.rpartition(".")
+        parent = model.get_submodule(home)
+        own.append((parent, last, parent._modules[last]))
+        parent._modules[last] = layer
+
+    try:
+        for conv, norm in pairs:
+            folded: Any = fuse_conv_bn_eval(model.get_submodule(conv), model.get_submodule(norm))  # type: ignore[arg-type, type-var]
+            swap(conv, folded.requires_grad_(False))
+            swap(norm, nn.Identity())
+        yield
+    finally:
+        for parent, last, layer in own:
+            parent._modules[last] = layer
+
+
+def _is_plain(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if type(module) not in (*_CONVOLUTIONS, *_NORMS) or module.training or any(hooks) or "forward" in vars(module):
+        return False
+    if isinstance(module, _NORMS) and module.running_mean is None:
+        return False
+    return all(p.dtype in (torch.float32, torch.float64) for p in module.parameters())

@@ -1,0 +1,146 @@
+"""Named options: string enums in which every member carries one line of meaning."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+from tcil.foundation.errors import unknown_name
+
+
+class Option(StrEnum):
+    """A string enum whose members say what they mean.
+
+    Attributes
+    ----------
+    meaning : str
+        One line for each member.
+
+    Examples
+    --------
+    >>> from tcil.extending import Option
+    >>> class Colour(Option):
+    ...     RED = "red", "like a tomato"
+    >>> Colour.parse("red", "colour").meaning
+    'like a tomato'
+    >>> Colour.parse("rad", "colour")
+    Traceback (most recent call last):
+    ValueError: colour: got 'rad'; expected one of red. Did you mean 'red'?
+    """
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str = "") -> Self:
+        """A member is written as its value and its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    @classmethod
+    def parse(cls, value: object, argument: str) -> Self:
+        """The member that `value` names; the error names the argument and the nearest valid name."""
+        if isinstance(value, str):
+            try:
+                return cls(value)
+            except ValueError:
+                pass
+        raise unknown_name(argument, value, map(str, cls))
+
+
+class Verdict(Option):
+    """What a fit found out about its own data.
+
+    Attributes
+    ----------
+    meaning : str
+        One line on what the verdict says.
+
+    Examples
+    --------
+    >>> from tcil.options import Verdict
+    >>> Verdict.ALL_CORRECT.meaning
+    'every sample is classified correctly: the likelihood only improves as T goes to 0, so T is left at 1'
+    >>> Verdict("ok") is Verdict.OK
+    True
+    """
+
+    OK = "ok", "the temperature is identified by the data"
+    ALL_CORRECT = (
+        "all_correct",
+        "every sample is classified correctly: the likelihood only improves as T goes to 0, so T is left at 1",
+    )
+    ANTI_INFORMATIVE = (
+        "anti_informative",
+        "the true class scores no better than the average class: the likelihood only improves as T grows,"
+        " so T is left at 1",
+    )
+    CONSTANT_LOGITS = (
+        "constant_logits",
+        "every row of logits is constant: no temperature changes anything, so T is left at 1",
+    )
+    DIVERGED = "diverged", "the SGD solver left the positive temperatures, so T is left at 1"
+    AT_BOUND = "at_bound", "the best temperature lies outside the method's bounds; the bound is used"
+    DEGENERATE_VALID = (
+        "degenerate_valid",
+        "the validation set identifies no temperature; the model is left as it is",
+    )
+    DEGENERATE_MEMORY = (
+        "degenerate_memory",
+        "the perturbed exemplars identify no temperature; the model is left as it is",
+    )
+    TARGET_ABOVE_RANGE = (
+        "target_above_range",
+        "even the largest magnitude gives a temperature below the target; the end of the bracket is used",
+    )
+    TARGET_BELOW_RANGE = (
+        "target_below_range",
+        "already the clean new exemplars give a temperature at or above the target; magnitude 0 is used"
+        " (is the validation set held out of training?)",
+    )
+    TARGET_JUMPED = (
+        "target_jumped",
+        "the temperature jumps over the target from one degenerate case to the other: too few new exemplars",
+    )
+    BELOW_TOLERANCE = (
+        "below_tolerance",
+        "the magnitude lies below the tolerance of the search: inputs on a small scale need a smaller tolerance",
+    )
+    BRACKET_WIDENED = (
+        "bracket_widened",
+        "the target lies beyond magnitude 1 and the inputs' own scale is larger, so the search went on up to it",
+    )
+    OLD_ROWS_IN_VALID = "old_rows_in_valid", "validation rows of old classes were found and not used"
+    CLASSES_NOT_IN_VALID = "classes_not_in_valid", "some new class has no validation row"
+    EXEMPLARS_AT_CHANCE = (
+        "exemplars_at_chance",
+        "the exemplars are classified no better than by chance: do classes= and columns= fit the head?",
+    )
+    INPUT_SCALES_DIFFER = (
+        "input_scales_differ",
+        "memory and validation inputs are on different scales: did you normalise both the same way?",
+    )
+    SINGLE_EXEMPLAR = (
+        "single_exemplar",
+        "some class has one exemplar only, so its feature mean rests on one image",
+    )
+    HALF_PRECISION_IMAGES = (
+        "half_precision_images",
+        "the images came in half precision; they were widened to float32 before perturbing",
+    )
+    NOT_REACHABLE = (
+        "not_reachable",
+        "no noise brings the accuracy down to some level: the method has no answer here (n/a)",
+    )
+    IMBALANCE_BELOW_ONE = (
+        "imbalance_below_one",
+        "old classes had more training images than new ones: is imbalance the wrong way round?",
+    )
+    NOT_IDENTIFIED = "not_identified", "the data identify no temperature; the model is left as it is"
+    REMEMBERED = "remembered", "this task's data identify no temperature; what earlier tasks left is used"
+    UNIFORM = (
+        "uniform",
+        "the ensemble puts all its weight on the uniform distribution: the prediction leads by a rounding error only,"
+        " which is lost below float64",
+    )
+    EMPTY_GROUP = "empty_group", "no sample is predicted into this group, so its T is left at 1"

@@ -1,0 +1,1 @@
+"""Images, the stream of tasks, and the memory of exemplars."""

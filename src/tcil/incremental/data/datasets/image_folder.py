@@ -1,0 +1,61 @@
+"""A folder of the user's own images: train/CLASS/* and test/CLASS/* (or val/CLASS/*)."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+
+import torch
+
+from tcil.foundation.errors import invalid
+from tcil.incremental.data.datasets.files import require, unreadable
+from tcil.incremental.data.datasets.pictures import decode
+from tcil.incremental.data.images import Dataset, ImageSet
+
+ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
+
+
+SIDE = 32  # pixels, unless another is asked for
+
+
+def load(folder: Path, image_side: int | None = None) -> Dataset:
+    """Classes are the sub-folders of train/, in alphabetical order; images are scaled to `image_side` pixels."""
+    side = image_side or side_of_environment() or SIDE
+    where = f"Put images at {folder}/train/CLASS/ and {folder}/test/CLASS/."
+    root = require(folder / "train", where)
+    test_root = folder / "test" if (folder / "test").exists() else require(folder / "val", where)
+    names = sorted(path.name for path in root.iterdir() if path.is_dir())
+    if len(names) < 2:
+        raise unreadable(f"{len(names)} class folders in {root}", "at least two", where)
+    train, test = (_part(part, names, side, where) for part in (root, test_root))
+    pixels = train.images.float().div_(255)
+    mean, std = (pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3)).clamp(min=1e-3))
+    return Dataset(
+        folder.name, train, test, tuple(names), tuple(mean.tolist()), tuple(std.tolist()), padding=max(1, side // 8)
+    )
+
+
+def side_of_environment() -> int | None:
+    """What TCIL_IMAGE_SIDE says, until version 0.3: it changes a run's images without being one of its settings."""
+    text = os.environ.get("TCIL_IMAGE_SIDE")
+    if text is None:
+        return None
+    if not re.fullmatch("[1-9][0-9]{0,3}", text):
+        raise invalid("TCIL_IMAGE_SIDE", repr(text), "a whole number of pixels from 1 to 9999")
+    advice = f"Say --set image_side={text}, or load_dataset(..., image_side={text})."
+    warnings.warn(f"TCIL_IMAGE_SIDE will not be read any more from version 0.3 on. {advice}", FutureWarning, 3)
+    return int(text)
+
+
+def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        found = sorted(p for p in require(root / name, where).iterdir() if p.suffix.lower() in ENDINGS)
+        if not found:
+            raise unreadable(f"no image in {root / name}", "at least one of every class", where)
+        paths += found
+        labels += [label] * len(found)
+    return ImageSet(decode(paths, side, root / f"cache-{side}.safetensors"), torch.tensor(labels))

@@ -1,0 +1,121 @@
+"""Decoding of image files into one uint8 tensor, kept beside the pictures for the next time."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tcil.foundation.files import read_regular
+from tcil.incremental.data.datasets.files import unreadable
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+# Raster formats that Pillow reads by itself; for others, such as EPS, it starts programs.
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+BICUBIC = "BICUBIC"  # how images are scaled unless a reader names another of Pillow's ways, such as "BOX"
+_DEEP = 257  # 65535 / 255
+
+
+def decode(paths: Sequence[Path], side: int, cache: Path, scaling: str = BICUBIC) -> Tensor:
+    """RGB images (N, 3, side, side); grey ones get three equal channels, other sizes are scaled and cut to the centre.
+
+    The result is kept at `cache` together with a hash of the files' contents in their order, and read from there as
+    long as these are the same: names and times may change without the content, and the content without them.
+    """
+    kept = _kept(paths, side, cache, scaling)
+    if kept is not None:
+        return kept
+    images = torch.empty(len(paths), 3, side, side, dtype=torch.uint8)
+    digest = _digest(side, scaling)
+    for index, path in enumerate(paths):
+        content = _content(path)
+        digest.update(hashlib.sha256(content).digest())
+        images[index] = torch.from_numpy(_read(content, path, side, scaling)).permute(2, 0, 1)
+    key = torch.tensor(list(digest.digest()), dtype=torch.uint8)
+    partial = cache.with_name(f".{cache.name}.{secrets.token_hex(8)}.part")  # a name that nobody can foresee
+    try:
+        save_file({"images": images, "key": key}, partial)
+        os.replace(partial, cache)
+    except OSError:
+        partial.unlink(missing_ok=True)  # a read-only folder: decode again next time
+    return images
+
+
+def _digest(side: int, scaling: str) -> hashlib._Hash:
+    """The beginning of a hash that tells whether decoding would give the same."""
+    return hashlib.sha256(f"pictures 2;{side};{'' if scaling == BICUBIC else scaling + ';'}".encode())
+
+
+def _kept(paths: Sequence[Path], side: int, cache: Path, scaling: str) -> Tensor | None:
+    """What was decoded before, if it was of the same contents; a damaged cache is made anew."""
+    if not cache.exists():
+        return None
+    if not cache.is_file():
+        raise unreadable(f"{cache}, which is not a file", "decoded images there, or nothing", "Move it away.")
+    try:
+        stored = load_file(cache)
+        images, key = stored["images"], stored["key"]
+    except (SafetensorError, KeyError):
+        return None
+    if images.shape != (len(paths), 3, side, side) or images.dtype != torch.uint8:
+        return None
+    digest = _digest(side, scaling)
+    for path in paths:
+        digest.update(hashlib.sha256(_content(path)).digest())
+    return images if key.tolist() == list(digest.digest()) else None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise _undecoded(path, error.strerror) from error
+
+
+def _read(content: bytes, path: Path, side: int, scaling: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as file:
+            picture = _in_eight_bits(file).convert("RGB")
+            if picture.size != (side, side):
+                scale = side / min(picture.size)
+                size = tuple(max(side, round(length * scale)) for length in picture.size)
+                picture = picture.resize((size[0], size[1]), Image.Resampling[scaling])
+                left, top = ((length - side) // 2 for length in picture.size)
+                picture = picture.crop((left, top, left + side, top + side))
+            return np.array(picture, dtype=np.uint8)
+    except UnidentifiedImageError as error:
+        raise _undecoded(path, f"it is none of {', '.join(FORMATS)}") from error
+    except Exception as error:  # a damaged file fails in many ways
+        raise _undecoded(path, error) from error
+
+
+def _in_eight_bits(picture: Image.Image) -> Image.Image:
+    """A picture that Pillow can convert: it would cut 16 bits off at 255, and numbers of no known range as well."""
+    from PIL import Image
+
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PNG"):
+        deep = np.asarray(picture).astype(np.uint32)
+        return Image.fromarray(((deep + _DEEP // 2) // _DEEP).astype(np.uint8))
+    if picture.mode in ("I", "F"):
+        raise ValueError("its pixels are floating-point or 32-bit numbers; save it with 8 or 16 bits")
+    return picture
+
+
+def _undecoded(path: Path, reason: object) -> ValueError:
+    named = str(path).encode(errors="backslashreplace").decode()
+    return unreadable(f"{named}, which cannot be decoded ({reason})", "an image file")

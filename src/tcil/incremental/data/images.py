@@ -1,0 +1,183 @@
+"""Images in memory: uint8 tensors, with crop, flip and normalisation as batched tensor operations."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tcil.foundation.errors import invalid
+from tcil.incremental.data.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images and their labels.
+
+    Attributes
+    ----------
+    images : tensor (N, C, H, W)
+        As uint8.
+    labels : tensor (N,)
+        As int64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tcil.extending import ImageSet
+    >>> len(ImageSet(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.arange(5)))
+    5
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise invalid(
+                "images", f"{self.images.dtype} of shape {tuple(self.images.shape)}", "uint8 images (N, C, H, W)"
+            )
+        if self.labels.dtype != torch.long or self.labels.shape != (len(self.images),):
+            raise invalid(
+                "labels", f"{self.labels.dtype} of shape {tuple(self.labels.shape)}", f"int64, ({len(self.images)},)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A classification dataset: training and test images, and how they are normalised and augmented.
+
+    Attributes
+    ----------
+    name : str
+        For run folders and tables.
+    train, test : ImageSet
+        The images.
+    class_names : tuple of str
+        By label.
+    mean, std : tuple of float
+        By channel, for pixels from 0 to 1.
+    padding : int
+        How far random crops move.
+    flip : bool
+        Whether an image may be mirrored (digits may not).
+    layout : Layout
+        Of the batches made of it.
+    revision : int
+        Raised by a reader that changes its normalisation: runs of other revisions are not continued.
+
+    Examples
+    --------
+    >>> from tcil.extending import load_dataset
+    >>> digits = load_dataset("digits")
+    >>> digits.n_classes, digits.image_shape, digits.flip
+    (10, (1, 8, 8), False)
+    """
+
+    name: str
+    train: ImageSet
+    test: ImageSet
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    padding: int = 4
+    flip: bool = True
+    layout: Layout = Layout.CHANNELS_LAST
+    revision: int = 1
+
+    @property
+    def n_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """Channels, height and width."""
+        return tuple(self.train.images.shape[1:])
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """What tells these images and labels from others."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.test):
+            for tensor in (part.images, part.labels):
+                digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        revision = {"revision": self.revision} if self.revision > 1 else {}  # the first ones are stored without
+        return {"train": len(self.train), "test": len(self.test), "sha256": digest.hexdigest(), **revision}
+
+    def to(self, device: torch.device) -> Dataset:
+        """The same dataset with its images on `device`; labels stay on the CPU, where tasks are cut."""
+        train, test = (ImageSet(part.images.to(device), part.labels) for part in (self.train, self.test))
+        return replace(self, train=train, test=test)
+
+
+class Pixels:
+    """Turns rows of an image set into network inputs.
+
+    >>> import torch
+    >>> from tcil.incremental.data.datasets import load_dataset
+    >>> from tcil.incremental.data.images import Pixels
+    >>> digits = load_dataset("digits")
+    >>> pixels = Pixels(digits)
+    >>> rows = torch.arange(4)
+    >>> pixels.plain(digits.train, rows).shape
+    torch.Size([4, 1, 8, 8])
+    >>> pixels.augmented(digits.train, rows, torch.Generator().manual_seed(0)).shape
+    torch.Size([4, 1, 8, 8])
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        device = dataset.train.images.device
+        std = torch.tensor(dataset.std, device=device).view(1, -1, 1, 1)
+        # (x / 255 - mean) / std as one multiplication and one addition.
+        self._scale = 1.0 / (255.0 * std)
+        self._shift = -torch.tensor(dataset.mean, device=device).view(1, -1, 1, 1) / std
+        self._padding, self._flip, self._form = dataset.padding, dataset.flip, dataset.layout.form
+
+    def plain(self, part: ImageSet, rows: Tensor) -> Tensor:
+        """Normalised images of these rows."""
+        return self._normalised(part.images.index_select(0, rows.to(part.images.device)))
+
+    @property
+    def n_views(self) -> int:
+        """How many images augmentation can make of one."""
+        return (2 * self._padding + 1) ** 2 * (2 if self._flip else 1)
+
+    def views(self, part: ImageSet, rows: Tensor) -> list[Tensor]:
+        """All of them, where there are no crops: the images as they are, and mirrored."""
+        assert self._padding == 0
+        plain = self.plain(part, rows)
+        return [plain, plain.flip(3)] if self._flip else [plain]
+
+    def augmented(self, part: ImageSet, rows: Tensor, generator: torch.Generator, keep: slice = slice(None)) -> Tensor:
+        """Normalised images after a random crop and, where the dataset allows it, a random flip.
+
+        With `keep`, only this part of them; what is drawn for an image does not depend on which part it is in.
+        """
+        return self.drawn(part, rows, generator, keep)[0]
+
+    def drawn(
+        self, part: ImageSet, rows: Tensor, generator: torch.Generator, keep: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        """The same with which of `views` each image is, where there are no crops: 0 as it is, 1 mirrored."""
+        images = part.images.index_select(0, rows[keep].to(part.images.device))
+        (count, _, height, width), device, pad = images.shape, images.device, self._padding
+        offsets = torch.randint(0, 2 * pad + 1, (2, len(rows), 1), generator=generator)[:, keep].to(device)
+        if pad:
+            padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
+            windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+            down, across = offsets.squeeze(2)
+            images = windows[torch.arange(count, device=device), :, down, across]
+        mirrored = torch.zeros(count, 1, dtype=torch.bool, device=device)
+        if self._flip:
+            mirrored = (torch.rand(len(rows), 1, generator=generator) < 0.5)[keep].to(device)
+            images = torch.where(mirrored[:, :, None, None], images.flip(3), images)
+        return self._normalised(images), mirrored.squeeze(1).long()
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """In float and in the dataset's layout, which is changed last: bytes are slow to rearrange."""
+        return images.float().mul_(self._scale).add_(self._shift).contiguous(memory_format=self._form)

@@ -1,0 +1,155 @@
+"""The task stream: which classes come when, and which images of them are for training, validation and test."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tcil.foundation.errors import invalid
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One task: its classes as logit columns, and row indices into the training set.
+
+    `pool` is held out of training and in a random order within each class; `valid` is its first part. `reserve` is held
+    out as well, for the comparison with old-task validation data. Tasks are numbered from 0.
+    """
+
+    index: int
+    columns: range
+    train: Tensor
+    valid: Tensor
+    pool: Tensor
+    reserve: Tensor
+
+
+class TaskStream:
+    """Cuts a labelled training set into tasks of new classes.
+
+    `order` lists the class labels in the order in which they come: column i of the logits is class `order[i]`. Rows are
+    split per class and at random by `seed`: `valid_per_class` for validation out of a pool of `pool_per_class` held-out
+    rows, `reserve_per_class` for the old-task reserve, the rest for training. Each is a number, or one for each task.
+
+    >>> import torch
+    >>> from tcil.incremental.data.stream import TaskStream
+    >>> labels = torch.arange(60) % 6
+    >>> stream = TaskStream(labels, order=[5, 4, 3, 2, 1, 0], sizes=[2, 4], valid_per_class=3, pool_per_class=4, seed=0)
+    >>> [(task.columns, len(task.train), len(task.valid), len(task.pool)) for task in stream]
+    [(range(0, 2), 12, 6, 8), (range(2, 6), 24, 12, 16)]
+    >>> sorted(set(labels[stream[0].train].tolist()))
+    [4, 5]
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        *,
+        order: Sequence[int],
+        sizes: Sequence[int],
+        valid_per_class: int | Sequence[int],
+        pool_per_class: int | Sequence[int],
+        seed: int,
+        reserve_per_class: int | Sequence[int] = 0,
+    ) -> None:
+        if len(set(order)) != len(order) or not set(order) <= set(labels.unique().tolist()):
+            raise invalid("order", f"{list(order)[:8]}", "distinct classes of the training set")
+        if not sizes or min(sizes) < 1 or sum(sizes) > len(order):
+            raise invalid("sizes", f"{list(sizes)}", f"positive task sizes that sum to at most {len(order)} classes")
+        valids = _each(valid_per_class, len(sizes), "valid_per_class")
+        pools = _each(pool_per_class, len(sizes), "pool_per_class")
+        reserves = _each(reserve_per_class, len(sizes), "reserve_per_class")
+        for valid, pool in zip(valids, pools, strict=True):
+            if not 0 <= valid <= pool:
+                raise invalid("valid_per_class", f"{valid}", f"0 to {pool}, the held-out pool")
+        self.order = tuple(order[: sum(sizes)])
+        column_of = torch.full((int(labels.max()) + 1,), -1)
+        column_of[torch.tensor(self.order)] = torch.arange(len(self.order))
+        self.columns = column_of[labels]
+        generator = torch.Generator().manual_seed(seed)
+        self._tasks: list[Task] = []
+        start = 0
+        for index, size in enumerate(sizes):
+            columns = range(start, start + size)
+            parts: dict[str, list[Tensor]] = {"train": [], "valid": [], "pool": [], "reserve": []}
+            for column in columns:
+                rows = (self.columns == column).nonzero().squeeze(1)
+                rows = rows[torch.randperm(len(rows), generator=generator)]
+                held = pools[index] + reserves[index]
+                if len(rows) <= held:
+                    raise invalid(
+                        "validation",
+                        f"{held} held-out images a class",
+                        f"fewer than the {len(rows)} training images of class {self.order[column]}",
+                    )
+                parts["valid"].append(rows[: valids[index]])
+                parts["pool"].append(rows[: pools[index]])
+                parts["reserve"].append(rows[pools[index] : held])
+                parts["train"].append(rows[held:].sort().values)
+            self._tasks.append(Task(index, columns, **{name: torch.cat(rows) for name, rows in parts.items()}))
+            start += size
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self._tasks[index]
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._tasks)
+
+    def first(self, count: int) -> TaskStream:
+        """The same stream cut off after so many tasks: columns, rows and class order stay those of the whole one."""
+        cut = copy.copy(self)
+        cut._tasks = self._tasks[:count]
+        return cut
+
+    def redrawn(self, task: Task, generator: torch.Generator) -> Tensor:
+        """Another validation set of the same size out of a task's held-out pool."""
+        share = len(task.valid) // len(task.columns)
+        chosen = []
+        for column in task.columns:
+            rows = task.pool[self.columns[task.pool] == column]
+            chosen.append(rows[torch.randperm(len(rows), generator=generator)[:share]])
+        return torch.cat(chosen)
+
+    def seen(self, index: int) -> int:
+        """How many classes have come by the end of task `index`."""
+        return self._tasks[index].columns.stop
+
+
+def _each(number: int | Sequence[int], count: int, name: str) -> tuple[int, ...]:
+    """One number for each task."""
+    numbers = (number,) * count if isinstance(number, int) else tuple(number)
+    if len(numbers) != count:
+        raise invalid(name, f"{len(numbers)} numbers", f"{count}, one for each task")
+    return numbers
+
+
+def class_order(n_classes: int, seed: int | None) -> list[int]:
+    """Natural order without a seed, else a permutation that depends on the seed alone.
+
+    >>> from tcil.incremental.data.stream import class_order
+    >>> class_order(5, None), sorted(class_order(5, seed=1))
+    ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
+    """
+    if seed is None:
+        return list(range(n_classes))
+    return torch.randperm(n_classes, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def equal_sizes(n_classes: int, n_tasks: int) -> list[int]:
+    """Tasks of equal size; the first ones take one more each where it does not divide.
+
+    >>> from tcil.incremental.data.stream import equal_sizes
+    >>> equal_sizes(10, 5), equal_sizes(10, 4)
+    ([2, 2, 2, 2, 2], [3, 3, 2, 2])
+    """
+    if not 1 <= n_tasks <= n_classes:
+        raise invalid("tasks", f"{n_tasks}", f"1 to {n_classes}, the number of classes")
+    small, more = divmod(n_classes, n_tasks)
+    return [small + (i < more) for i in range(n_tasks)]

@@ -1,0 +1,42 @@
+"""How calibrated confidences are: pure functions of probabilities and labels.
+
+Labels are columns of `probs` unless `classes` names the columns in label space. Every metric takes `sample_weight` and
+`groups`. With `groups` (one value per sample, for instance `predicted_groups(probs, new_classes)`), the result is still
+the pooled figure and carries the figure of each group in `by_group`: pooled calibration hides that one temperature
+leaves predicted-new classes over-confident and predicted-old classes under-confident. All figures are fractions, not
+percentages. Groups are numbers or text, not NaN. A class that has probability 0 throughout and no sample of its own (a
+masked one) takes no part.
+"""
+
+from tcil.metrics.calibration_error import (
+    adaptive_calibration_error,
+    classwise_calibration_error,
+    confidence_gap,
+    expected_calibration_error,
+)
+from tcil.metrics.likelihood import BrierParts, accuracy, brier_parts, brier_score, negative_log_likelihood
+from tcil.metrics.reliability import ReliabilityBins, reliability_bins
+from tcil.metrics.sample import Score, predicted_groups
+from tcil.metrics.selective import area_under_risk_coverage, risk_at_coverage
+from tcil.metrics.uncertainty import CalibrationEstimate, calibration_estimate, noise_floor
+
+__all__ = [
+    "BrierParts",
+    "CalibrationEstimate",
+    "ReliabilityBins",
+    "Score",
+    "accuracy",
+    "adaptive_calibration_error",
+    "area_under_risk_coverage",
+    "brier_parts",
+    "brier_score",
+    "calibration_estimate",
+    "classwise_calibration_error",
+    "confidence_gap",
+    "expected_calibration_error",
+    "negative_log_likelihood",
+    "noise_floor",
+    "predicted_groups",
+    "reliability_bins",
+    "risk_at_coverage",
+]

@@ -1,0 +1,219 @@
+"""Calibration errors: how far confidence is from accuracy, bin by bin or as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tcil.foundation.arrays import ArrayLike, Floats, whole_number
+from tcil.metrics.sample import Sample, Score, score
+
+MOST_BINS = MOST_DRAWS = 1 << 20
+
+
+def check_bins(n_bins: int) -> None:
+    """Refuse a number of bins that is none."""
+    whole_number(n_bins, "n_bins", 1, MOST_BINS)
+
+
+def bin_of(confidence: Floats, n_bins: int) -> npt.NDArray[np.intp]:
+    """Right-closed bins ((i-1)/B, i/B], compared in float64; 0 falls into the first."""
+    return np.searchsorted(np.arange(1, n_bins) / n_bins, confidence, side="left")
+
+
+def binned_gap(confidence: Floats, hits: Floats, weight: Floats, n_bins: int) -> float:
+    """The gaps between confidence and accuracy of all bins, by their share of the weight."""
+    gap = np.bincount(bin_of(confidence, n_bins), weights=weight * (confidence - hits), minlength=n_bins)
+    return float(np.abs(gap).sum() / weight.sum())
+
+
+def expected_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    n_bins: int = 10,
+    *,
+    classes: Iterable[Any] | None = None,
+    sample_weight: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+) -> Score:
+    """ECE: the mean distance between confidence and accuracy over equal-width bins ((i-1)/B, i/B].
+
+    A perfectly calibrated model does not score 0 on a finite set: see `noise_floor` and `calibration_estimate`.
+
+    Parameters
+    ----------
+    probs : tensor or array (N, K)
+        Probabilities, a row for each sample.
+    labels : tensor or array (N,)
+        The class of each sample.
+    n_bins : int
+        Number of bins.
+    classes : iterable of int, optional
+        The label of each column. Default: 0 to K - 1.
+    sample_weight : tensor or array (N,), optional
+        Non-negative weights. Default: all samples count equally.
+    groups : array (N,), optional
+        A number or text for each sample, such as that of `predicted_groups`.
+
+    Returns
+    -------
+    Score
+        The figure as a float; `by_group` has that of each group.
+
+    Examples
+    --------
+    >>> from tcil import metrics
+    >>> metrics.expected_calibration_error([[0.9, 0.1], [0.8, 0.2]], [0, 1])
+    0.45
+    """
+    check_bins(n_bins)
+    return score(
+        lambda s: binned_gap(s.confidence, s.correct, s.weight, n_bins), probs, labels, sample_weight, groups, classes
+    )
+
+
+def adaptive_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    n_bins: int = 10,
+    *,
+    classes: Iterable[Any] | None = None,
+    sample_weight: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+) -> Score:
+    """AECE: as ECE, with bins of N // B samples in order of confidence, the remainder in the last.
+
+    With weights, a bin holds that share of the total weight, and a sample on an edge is split. Of samples with the
+    same confidence those that are right come first, whatever the order of the rows.
+
+    Parameters
+    ----------
+    probs : tensor or array (N, K)
+        Probabilities, a row for each sample.
+    labels : tensor or array (N,)
+        The class of each sample.
+    n_bins : int
+        Number of bins.
+    classes : iterable of int, optional
+        The label of each column. Default: 0 to K - 1.
+    sample_weight : tensor or array (N,), optional
+        Non-negative weights. Default: all samples count equally.
+    groups : array (N,), optional
+        A number or text for each sample, such as that of `predicted_groups`.
+
+    Returns
+    -------
+    Score
+        The figure as a float; `by_group` has that of each group.
+
+    Examples
+    --------
+    >>> from tcil import metrics
+    >>> metrics.adaptive_calibration_error([[0.9, 0.1], [0.8, 0.2]], [0, 1], n_bins=2)
+    0.45
+    """
+    check_bins(n_bins)
+
+    def error(s: Sample) -> float:
+        order = np.lexsort((-s.correct, s.confidence))
+        gap = (s.confidence - s.correct)[order]
+        weight = s.weight[order] * (len(order) / s.weight.sum())
+        ends = np.concatenate([[0.0], np.cumsum(weight)])
+        edges = np.append(np.arange(n_bins) * (len(order) // n_bins), len(order)).astype(np.float64)
+        # The running sum of gaps, read off at the bins' edges (linear inside a sample).
+        running = np.interp(edges, ends, np.concatenate([[0.0], np.cumsum(weight * gap)]))
+        return float(np.abs(np.diff(running)).sum() / len(order))
+
+    return score(error, probs, labels, sample_weight, groups, classes)
+
+
+def classwise_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    n_bins: int = 10,
+    *,
+    classes: Iterable[Any] | None = None,
+    sample_weight: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+) -> Score:
+    """The mean over classes (those that take part) of the binned calibration error of that class's probability.
+
+    Parameters
+    ----------
+    probs : tensor or array (N, K)
+        Probabilities, a row for each sample.
+    labels : tensor or array (N,)
+        The class of each sample.
+    n_bins : int
+        Number of bins.
+    classes : iterable of int, optional
+        The label of each column. Default: 0 to K - 1.
+    sample_weight : tensor or array (N,), optional
+        Non-negative weights. Default: all samples count equally.
+    groups : array (N,), optional
+        A number or text for each sample, such as that of `predicted_groups`.
+
+    Returns
+    -------
+    Score
+        The figure as a float; `by_group` has that of each group.
+
+    Examples
+    --------
+    >>> from tcil import metrics
+    >>> round(metrics.classwise_calibration_error([[0.9, 0.1], [0.8, 0.2]], [0, 1]), 4)
+    0.45
+    """
+    check_bins(n_bins)
+
+    def error(s: Sample) -> float:
+        n, k = s.probs.shape
+        cell = bin_of(s.probs.ravel(), n_bins).reshape(n, k) + n_bins * np.arange(k)
+        gap = s.weight[:, None] * s.probs
+        gap[np.arange(n), s.labels] -= s.weight
+        sums = np.bincount(cell.ravel(), weights=gap.ravel(), minlength=n_bins * k)
+        takes_part = np.asarray(s.probs.any(axis=0))
+        takes_part[s.labels] = True
+        return float(np.abs(sums).sum() / (int(takes_part.sum()) * s.weight.sum()))
+
+    return score(error, probs, labels, sample_weight, groups, classes)
+
+
+def confidence_gap(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    classes: Iterable[Any] | None = None,
+    sample_weight: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+) -> Score:
+    """Mean confidence less accuracy: positive for an over-confident model, negative for an under-confident one.
+
+    Parameters
+    ----------
+    probs : tensor or array (N, K)
+        Probabilities, a row for each sample.
+    labels : tensor or array (N,)
+        The class of each sample.
+    classes : iterable of int, optional
+        The label of each column. Default: 0 to K - 1.
+    sample_weight : tensor or array (N,), optional
+        Non-negative weights. Default: all samples count equally.
+    groups : array (N,), optional
+        A number or text for each sample, such as that of `predicted_groups`.
+
+    Returns
+    -------
+    Score
+        The figure as a float; `by_group` has that of each group.
+
+    Examples
+    --------
+    >>> from tcil import metrics
+    >>> round(metrics.confidence_gap([[0.9, 0.1], [0.8, 0.2]], [0, 1]), 4)
+    0.35
+    """
+    return score(lambda s: s.mean(s.confidence - s.correct), probs, labels, sample_weight, groups, classes)

@@ -1,0 +1,110 @@
+"""What a reliability diagram draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tcil.foundation.arrays import ArrayLike, Floats, Ints
+from tcil.foundation.records import Table
+from tcil.metrics.calibration_error import bin_of, check_bins
+from tcil.metrics.sample import Sample, by_group_of
+
+
+@dataclass(frozen=True, eq=False)
+class ReliabilityBins(Table):
+    """What a reliability diagram shows: by bin of confidence, its weight, mean confidence and accuracy.
+
+    Attributes
+    ----------
+    lower, upper : array (B,)
+        The edges of each bin.
+    count : array (B,)
+        Samples in it.
+    weight : array (B,)
+        Its share of the total weight.
+    confidence, accuracy : array (B,)
+        The means in it; NaN where it is empty.
+    by_group : mapping
+        The bins of each group; empty where no groups were given.
+
+    Examples
+    --------
+    >>> from tcil import metrics
+    >>> bins = metrics.reliability_bins([[0.9, 0.1], [0.8, 0.2]], [0, 1])
+    >>> bins.count.tolist(), float(bins.accuracy[8]), float(bins.upper[8])
+    ([0, 0, 0, 0, 0, 0, 0, 1, 1, 0], 1.0, 0.9)
+    >>> print(metrics.reliability_bins([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]], [0, 1, 0], n_bins=2))
+    ReliabilityBins
+      lower  upper  count  weight  confidence  accuracy
+          0    0.5      0       0         nan       nan
+        0.5      1      3       1         0.8    0.6667
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("lower", "upper", "count", "weight", "confidence", "accuracy")
+    lower: Floats
+    upper: Floats
+    count: Ints
+    weight: Floats
+    confidence: Floats
+    accuracy: Floats
+    by_group: Mapping[Any, ReliabilityBins] = field(default_factory=dict)
+
+
+def reliability_bins(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    n_bins: int = 10,
+    *,
+    classes: Iterable[Any] | None = None,
+    sample_weight: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+) -> ReliabilityBins:
+    """Confidence and accuracy by bin of confidence, as ECE bins them.
+
+    Parameters
+    ----------
+    probs : tensor or array (N, K)
+        Probabilities, a row for each sample.
+    labels : tensor or array (N,)
+        The class of each sample.
+    n_bins : int
+        Number of bins.
+    classes : iterable of int, optional
+        The label of each column. Default: 0 to K - 1.
+    sample_weight : tensor or array (N,), optional
+        Non-negative weights. Default: all samples count equally.
+    groups : array (N,), optional
+        A number or text for each sample, such as that of `predicted_groups`.
+
+    Returns
+    -------
+    ReliabilityBins
+        Arrays with one entry per bin; `by_group` has those of each group.
+
+    Examples
+    --------
+    >>> from tcil import metrics
+    >>> metrics.reliability_bins([[0.9, 0.1], [0.8, 0.2]], [0, 1], n_bins=2).accuracy.tolist()
+    [nan, 0.5]
+    """
+    check_bins(n_bins)
+
+    def bins(s: Sample) -> ReliabilityBins:
+        bin_index = bin_of(s.confidence, n_bins)
+        weight, confidence, right = (
+            np.bincount(bin_index, weights=values * s.weight, minlength=n_bins)
+            for values in (np.ones_like(s.confidence), s.confidence, s.correct)
+        )
+        edges = np.arange(n_bins + 1) / n_bins
+        with np.errstate(invalid="ignore"):
+            means = confidence / weight, right / weight
+        count = np.bincount(bin_index, minlength=n_bins).astype(np.int64)
+        return ReliabilityBins(edges[:-1], edges[1:], count, weight / s.weight.sum(), *means)
+
+    sample = Sample.checked(probs, labels, sample_weight, classes)
+    whole, by_group = bins(sample), by_group_of(bins, sample, groups)
+    return replace(whole, by_group=by_group)

@@ -1,0 +1,229 @@
+"""What chance does to ECE: the noise floor, and an estimate with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tcil.foundation.arrays import ArrayLike, Floats, Ints, as_probabilities, as_weights, whole_number
+from tcil.foundation.records import Record
+from tcil.metrics.calibration_error import MOST_DRAWS, bin_of, binned_gap, check_bins
+from tcil.metrics.sample import Sample, Score, by_group_of, check_share
+
+_DRAW_ELEMENTS = 1 << 22
+
+
+def _resampled_gaps(
+    draw: Callable[[np.random.Generator, int], tuple[Ints | None, Floats]],
+    bin_index: npt.NDArray[np.intp],
+    weight: Floats,
+    n_bins: int,
+    n_draws: int,
+    seed: int,
+) -> Floats:
+    """ECE of `n_draws` redrawn sets; `draw` gives a chunk of row indices (None: the set itself) and gaps."""
+    # Not by scipy.stats.bootstrap: stored intervals depend on these draws, and rows carry bins and weights.
+    rng = np.random.default_rng(seed)
+    scores = []
+    chunk = max(1, _DRAW_ELEMENTS // len(bin_index))
+    for start in range(0, n_draws, chunk):
+        size = min(chunk, n_draws - start)
+        rows, gaps = draw(rng, size)
+        cells = bin_index if rows is None else bin_index[rows]
+        mass = weight if rows is None else weight[rows]
+        cells = cells + n_bins * np.arange(size)[:, None]
+        sums = np.bincount(cells.ravel(), weights=(gaps * mass).ravel(), minlength=n_bins * size)
+        total = np.broadcast_to(mass, gaps.shape).sum(axis=1)
+        scores.append(np.abs(sums.reshape(size, n_bins)).sum(axis=1) / total)
+    return np.concatenate(scores)
+
+
+def noise_floor(
+    probs: ArrayLike,
+    n_bins: int = 10,
+    *,
+    n_draws: int = 200,
+    seed: int = 0,
+    sample_weight: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+) -> Score:
+    """The ECE that a perfectly calibrated model with these confidences would score on a set of this size.
+
+    The mean over `n_draws` sets of labels drawn from the confidences themselves. An ECE near it is as good as zero.
+
+    Parameters
+    ----------
+    probs : tensor or array (N, K)
+        Probabilities, a row for each sample.
+    n_bins : int
+        Number of bins.
+    n_draws : int
+        Sets of labels that are drawn.
+    seed : int
+        Draws the labels.
+    sample_weight : tensor or array (N,), optional
+        Non-negative weights. Default: all samples count equally.
+    groups : array (N,), optional
+        A number or text for each sample, such as that of `predicted_groups`.
+
+    Returns
+    -------
+    Score
+        The figure as a float; `by_group` has that of each group.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tcil import metrics
+    >>> few, many = np.full((50, 2), 0.5), np.full((5000, 2), 0.5)
+    >>> metrics.noise_floor(few) > 5 * metrics.noise_floor(many) > 0
+    True
+    """
+    check_bins(n_bins)
+    n_draws, seed = whole_number(n_draws, "n_draws", 1, MOST_DRAWS), whole_number(seed, "seed", 0)
+    rows = as_probabilities(probs)
+    sample = Sample(rows, np.zeros(len(rows), dtype=np.int64), as_weights(sample_weight, len(rows)))._weighty()
+
+    def floor(s: Sample) -> float:
+        return float(_noise_draws(s, n_bins, n_draws, seed).mean())
+
+    return Score(floor(sample), by_group_of(floor, sample, groups))
+
+
+def _noise_draws(s: Sample, n_bins: int, n_draws: int, seed: int) -> Floats:
+    """ECEs of sets of labels drawn from the confidences themselves."""
+
+    def draw(rng: np.random.Generator, size: int) -> tuple[None, Floats]:
+        return None, s.confidence - (rng.random((size, len(s.confidence))) < s.confidence)
+
+    return _resampled_gaps(draw, bin_of(s.confidence, n_bins), s.weight, n_bins, n_draws, seed)
+
+
+@dataclass(frozen=True)
+class CalibrationEstimate(Record):
+    """ECE with what chance does to it: noise floor, and a bootstrap interval for the true error.
+
+    Attributes
+    ----------
+    ece : float
+        The ECE of this set.
+    noise_floor : float
+        The mean ECE of a perfectly calibrated model on such a set.
+    noise_ceiling : float
+        The ECE that such a model stays below 95 times in 100.
+    low, high : float
+        The interval for the model's true error. Near 0 it is too narrow: use `above_noise` there.
+    by_group : mapping
+        The estimates of each group; empty where no groups were given.
+    above_noise : bool
+        Whether `ece` is above `noise_ceiling`.
+
+    Examples
+    --------
+    >>> from tcil import metrics
+    >>> estimate = metrics.CalibrationEstimate(ece=0.05, noise_floor=0.01, noise_ceiling=0.02, low=0.03, high=0.06)
+    >>> estimate.above_noise
+    True
+    >>> print(estimate)
+    CalibrationEstimate
+      ece            0.05
+      noise floor    0.01
+      noise ceiling  0.02
+      low            0.03
+      high           0.06
+    """
+
+    ece: float
+    noise_floor: float
+    noise_ceiling: float
+    low: float
+    high: float
+    by_group: Mapping[Any, CalibrationEstimate] = field(default_factory=dict)
+
+    @property
+    def above_noise(self) -> bool:
+        """Whether a perfectly calibrated model would score this badly less than 5 times in 100."""
+        return self.ece > self.noise_ceiling
+
+
+def calibration_estimate(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    n_bins: int = 10,
+    *,
+    classes: Iterable[Any] | None = None,
+    level: float = 0.95,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    sample_weight: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+) -> CalibrationEstimate:
+    """ECE, its noise floor, and a bootstrap interval at `level`.
+
+    ECE is biased upward: chance alone makes it positive, and resampling adds the same amount once more. So the
+    interval is the reflected one, [2 ece - q_high, 2 ece - q_low] cut at 0, which takes that bias off; it estimates
+    the error of the model, and may lie below the ECE of this set.
+
+    Parameters
+    ----------
+    probs : tensor or array (N, K)
+        Probabilities, a row for each sample.
+    labels : tensor or array (N,)
+        The class of each sample.
+    n_bins : int
+        Number of bins.
+    classes : iterable of int, optional
+        The label of each column. Default: 0 to K - 1.
+    level : float
+        Of the interval, between 0 and 1.
+    n_resamples : int
+        Bootstrap samples.
+    seed : int
+        Draws the bootstrap samples and the labels of the noise floor.
+    sample_weight : tensor or array (N,), optional
+        Non-negative weights. Default: all samples count equally.
+    groups : array (N,), optional
+        A number or text for each sample, such as that of `predicted_groups`.
+
+    Returns
+    -------
+    CalibrationEstimate
+        ECE, noise floor and interval; `by_group` has those of each group.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tcil import metrics
+    >>> probs = np.tile([0.9, 0.1], (1000, 1))
+    >>> estimate = metrics.calibration_estimate(probs, np.arange(1000) % 2)      # right half the time, at 0.9
+    >>> round(estimate.ece, 3), estimate.noise_floor < 0.01, estimate.low < 0.4 < estimate.high
+    (0.4, True, True)
+    """
+    check_bins(n_bins)
+    n_resamples = whole_number(n_resamples, "n_resamples", 1, MOST_DRAWS)
+    seed = whole_number(seed, "seed", 0)
+    check_share(level, "level", "a number between 0 and 1, such as 0.95", whole=False)
+    level = float(level)
+    sample = Sample.checked(probs, labels, sample_weight, classes)
+
+    def estimate(s: Sample) -> CalibrationEstimate:
+        gap = s.confidence - s.correct
+
+        def draw(rng: np.random.Generator, size: int) -> tuple[Ints, Floats]:
+            rows = rng.integers(len(gap), size=(size, len(gap)))
+            return rows, gap[rows]
+
+        ece = binned_gap(s.confidence, s.correct, s.weight, n_bins)
+        bin_index = bin_of(s.confidence, n_bins)
+        resampled = _resampled_gaps(draw, bin_index, s.weight, n_bins, n_resamples, seed)
+        bottom, top = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+        noise = _noise_draws(s, n_bins, 400, seed)
+        low, high = max(0.0, 2 * ece - float(top)), max(0.0, 2 * ece - float(bottom))
+        return CalibrationEstimate(ece, float(noise.mean()), float(np.quantile(noise, 0.95)), low, high)
+
+    whole, by_group = estimate(sample), by_group_of(estimate, sample, groups)
+    return replace(whole, by_group=by_group)

@@ -1,0 +1,671 @@
+"""T-CIL: against the literal algorithm, in every form of input, and honest about what it found."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import random
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from literal_tcil import t_cil
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import tcil
+from tcil.calibration.inputs.classifier import Classifier
+from tcil.calibration.perturbation import (
+    ClassMeans,
+    DirectionPolicy,
+    SearchMethod,
+    TargetChooser,
+    search_magnitude,
+)
+from tcil.calibration.temperature import TemperatureFit
+
+
+def fit(task, **options):
+    arguments = {"memory": task.memory, "valid": task.valid, "new_classes": task.new_classes}
+    extra = {
+        k: options.pop(k) for k in ("memory", "valid", "new_classes", "classes", "features", "unpack") if k in options
+    }
+    return tcil.TCIL(**options).fit(task.model, **{**arguments, **extra})
+
+
+class TestAgainstTheLiteralAlgorithm:
+    """tests/calibration/literal_tcil.py was written from the paper without sight of src/."""
+
+    @pytest.mark.parametrize("index", [1, 2, 4])
+    def test_same_answer_on_a_real_small_network(self, digits_tasks, index):
+        task = digits_tasks[index]
+        ours = fit(task).result_
+        pairs = [list(zip(*examples, strict=True)) for examples in (task.memory, task.valid)]
+        literal = t_cil(task.model, task.model.features, *pairs, set(task.new_classes), task.seen)
+        assert ours.target_temperature == pytest.approx(literal["target_temperature"], rel=1e-5)
+        assert ours.magnitude == literal["magnitude"]  # the same bisection path, to the bit
+        assert ours.temperature == pytest.approx(literal["temperature"], rel=1e-4)
+        assert ours.reachable
+
+    def test_same_targets(self, task):
+        pairs = [list(zip(*examples, strict=True)) for examples in (task.memory, task.valid)]
+        literal = t_cil(task.model, task.model.features, *pairs, set(task.new_classes), task.seen)
+        with torch.no_grad():
+            features = task.model.features(task.memory[0])
+        means = ClassMeans()
+        means.add(features, task.memory[1])
+        is_new = torch.tensor([c in task.new_classes for c in range(task.seen)])
+        choose = TargetChooser(DirectionPolicy.PAPER, means.means(), is_new, 0)
+        assert choose(features, task.memory[1]).tolist() == literal["targets"]
+
+
+class TestPolicies:
+    features = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.5, 0.0], [9.0, 0.0]])
+    means = features.double()
+    columns = torch.arange(4)
+    is_new = torch.tensor([False, False, True, True])
+
+    def targets(self, policy, seed=0):
+        return TargetChooser(DirectionPolicy(policy), self.means, self.is_new, seed)(
+            self.features, self.columns
+        ).tolist()
+
+    def test_paper(self):
+        assert self.targets("paper") == [1, 0, 0, 0]
+
+    def test_closest_and_farthest(self):
+        assert self.targets("closest") == [1, 0, 3, 2]
+        assert self.targets("farthest") == [3, 3, 0, 0]
+
+    def test_random_is_another_class_each_equally_likely(self):
+        choose = TargetChooser(DirectionPolicy.RANDOM, self.means, self.is_new, 0)
+        columns = torch.full((30000,), 2)
+        drawn = choose(torch.zeros(30000, 2), columns)
+        counts = torch.bincount(drawn, minlength=4)
+        assert counts[2] == 0
+        assert ((counts[[0, 1, 3]] - 10000).abs() < 400).all()
+
+    def test_random_follows_the_seed(self, task):
+        one, same, other = (fit(task, policy="random", seed=seed).temperature_ for seed in (0, 0, 1))
+        assert one == same != other
+
+    def test_policies_differ_on_a_real_network(self, task):
+        answers = {policy: fit(task, policy=policy).temperature_ for policy in DirectionPolicy}
+        assert len(set(answers.values())) == 4
+
+
+class TestMagnitudeSearch:
+    def run(self, curve, target, scale=1.0, tolerance=1e-3, method=SearchMethod.BISECTION, glance=None):
+        def fit(t):
+            verdict = "all_correct" if t == 0 else "anti_informative" if t == math.inf else "ok"
+            return TemperatureFit(t if verdict == "ok" else 1.0, tcil.options.Verdict(verdict), 0, 0, 0, 10)
+
+        return search_magnitude(
+            lambda e: fit(curve(e)), fit(curve(0.0)), target, tolerance=tolerance, input_scale=scale, method=method,
+            glance=None if glance is None else lambda e: fit(glance(e)),
+        )  # fmt: skip
+
+    def test_bisection_of_the_paper(self):
+        found = self.run(lambda e: 10 * e, 3.0)
+        assert found.magnitude == pytest.approx(0.3, abs=1e-3)
+        assert found.reachable
+        assert len(found.trace) == 11  # the clean exemplars, known already, and ten passes
+        low = max(step.magnitude for step in found.trace if step.temperature < 3.0)
+        high = min(step.magnitude for step in found.trace if step.temperature >= 3.0)
+        assert found.magnitude == (low + high) / 2
+
+    def test_out_of_reach(self):
+        above = self.run(lambda e: 1 + e, 5.0)
+        assert (above.magnitude, above.reachable, above.verdicts) == (1.0, False, ("target_above_range",))
+        below = self.run(lambda e: 3 + e, 2.0)
+        assert (below.magnitude, below.reachable, below.verdicts) == (0.0, False, ("target_below_range",))
+        assert len(below.trace) == 1
+
+    def test_root_next_to_zero_is_reachable_and_said_to_be_coarse(self):
+        found = self.run(lambda e: 0.0 if e < 2e-4 else 4.0 if e < 0.5 else 5.0, 2.0)
+        assert 0 < found.magnitude < 1e-3
+        assert found.reachable
+        assert found.verdicts == ("below_tolerance",)
+
+    def test_widens_for_inputs_of_a_larger_scale(self):
+        found = self.run(lambda e: e, 12.0, scale=70.0)
+        assert found.magnitude == pytest.approx(12.0, abs=0.07)
+        assert (found.reachable, found.bracket, found.verdicts) == (True, (0.0, 70.0), ("bracket_widened",))
+        assert len(found.trace) <= 1 + 10 + 10
+        still = self.run(lambda e: e, 120.0, scale=70.0)
+        assert (still.magnitude, still.reachable) == (70.0, False)
+        assert still.verdicts == ("bracket_widened", "target_above_range")
+
+    def test_a_jump_from_all_right_to_all_wrong(self):
+        found = self.run(lambda e: 0.0 if e < 0.4 else math.inf, 2.0)
+        assert found.magnitude == pytest.approx(0.4, abs=1e-3)
+        assert (found.reachable, found.verdicts) == (False, ("target_jumped",))
+
+    def growing(self, rng, target):
+        """A curve that never falls and meets the target somewhere."""
+        root, power = 10 ** rng.uniform(-3, 0.1), rng.uniform(0.2, 4)
+        right, wrong = root * rng.uniform(0, 1), root * rng.uniform(1, 4)
+        return {
+            "power": lambda e: target * (e / root) ** power,
+            "cut": lambda e: 0.0 if e < right else math.inf if e > wrong else target * (e / root) ** power,
+            "jump": lambda e: 0.0 if e < root else math.inf,
+            "steps": lambda e: target * 2 ** math.floor(3 * math.log(e / root)) if e else 0.0,
+        }[rng.choice(["power", "cut", "jump", "steps"])]
+
+    def test_interpolation_ends_in_the_bisections_bracket(self):
+        """Growing curves of many shapes, with degenerate stretches on either side."""
+        rng = random.Random(0)
+        for _ in range(300):
+            target = rng.uniform(0.2, 5)
+            curve = self.growing(rng, target)
+            for scale in (1.0, 7.0):
+                want = self.run(curve, target, scale)
+                got = self.run(curve, target, scale, method=SearchMethod.INTERPOLATION)
+                assert got.magnitude == pytest.approx(want.magnitude, rel=1e-12)
+                assert (got.reachable, got.bracket, got.verdicts) == (want.reachable, want.bracket, want.verdicts)
+                assert len(got.trace) <= len(want.trace) + 6  # a jump cannot be interpolated
+
+    def test_interpolation_on_a_smooth_curve_takes_few_steps(self):
+        for root in (0.004, 0.03, 0.2, 0.9):
+            found = self.run(lambda e, root=root: 2 * (e / root) ** 0.6, 2.0, method=SearchMethod.INTERPOLATION)
+            assert abs(found.magnitude - root) < 1e-3
+            assert len(found.trace) - 1 <= 6
+
+    @pytest.mark.parametrize(
+        "curve",
+        [
+            lambda e: 4.0 * e / 0.03 if e < 0.1 else 1.0 + e,  # falls again: the bisection never sees the first root
+            lambda e: 5.0 if 0.01 < e < 0.02 or e > 0.6 else 1.0,  # a bump below the root
+            lambda e: 1.0 if 0.4 < e < 0.55 else 60 * e,  # a dip around the bisection's first middle
+        ],
+    )
+    def test_interpolation_gives_way_where_the_temperature_does_not_grow(self, curve):
+        bisected = self.run(curve, 3.0)
+        found = self.run(curve, 3.0, method=SearchMethod.INTERPOLATION, glance=curve)
+        assert (found.magnitude, found.verdicts) == (bisected.magnitude, bisected.verdicts)
+
+    def test_a_glance_that_errs_is_checked(self):
+        """Few samples may lie: only the temperature of all of them overrules the interpolation."""
+        want = self.run(lambda e: 100 * e, 3.0, method=SearchMethod.INTERPOLATION)
+        found = self.run(lambda e: 100 * e, 3.0, method=SearchMethod.INTERPOLATION, glance=lambda e: 0.1)
+        assert found.magnitude == want.magnitude
+        assert len(found.trace) > len(want.trace)
+
+    def test_wiggles_beside_the_root_still_give_a_crossing(self):
+        """Too near for a glance: another crossing than the bisection's may be found, but it is one."""
+        found = self.run(
+            lambda e: 100 * e * (1 + 0.5 * math.sin(400 * e)), 3.0, method=SearchMethod.INTERPOLATION
+        )  # fmt: skip
+        below, above = (found.magnitude + side * 0.5 / 1024 for side in (-1, 1))
+        steps = {round(step.magnitude, 9): step.temperature for step in found.trace}
+        assert steps[round(below, 9)] < 3.0 <= steps[round(above, 9)]
+
+    def test_tolerance(self):
+        assert len(self.run(lambda e: 10 * e, 3.0, tolerance=0.1).trace) == 1 + 4
+
+
+class TestInputs:
+    """Every way to hand over the same examples gives the same answer."""
+
+    def forms(self, task):
+        images, labels = task.memory
+        shuffled = TensorDataset(images, labels)
+
+        class Dicts(Dataset):
+            def __len__(self):
+                return len(labels)
+
+            def __getitem__(self, i):
+                return {"picture": images[i], "digit": labels[i], "id": i}
+
+        return {
+            "numpy": (images.numpy(), labels.numpy()),
+            "int32 labels": (images, labels.int()),
+            "dataset": shuffled,
+            "loader": DataLoader(shuffled, batch_size=7),
+            "list of batches": [(images[:20], labels[:20]), (images[20:], labels[20:])],
+            "list of two dicts": [{"x": images[:20], "y": labels[:20]}, {"x": images[20:], "y": labels[20:]}],
+            "triples": DataLoader(TensorDataset(images, labels, torch.arange(len(labels))), batch_size=9),
+            "dicts by keys": (DataLoader(Dicts(), batch_size=8), ("picture", "digit")),
+            "dicts by function": (DataLoader(Dicts(), batch_size=8), lambda b: (b["picture"], b["digit"])),
+            "float64": (images.double(), labels),
+        }
+
+    @pytest.mark.parametrize(
+        "form",
+        [
+            "numpy", "int32 labels", "dataset", "loader", "list of batches", "list of two dicts", "triples",
+            "dicts by keys", "dicts by function", "float64",
+        ],
+    )  # fmt: skip
+    def test_same_answer(self, task, form):
+        plain = fit(task).result_
+        memory, unpack = self.forms(task)[form], None
+        if form.startswith("dicts"):
+            memory, unpack = memory
+            valid = [{"picture": task.valid[0], "digit": task.valid[1]}]
+            other = fit(task, memory=memory, valid=valid, unpack=unpack).result_
+        else:
+            other = fit(task, memory=memory).result_
+        assert other.magnitude == plain.magnitude
+        assert other.temperature == pytest.approx(plain.temperature, rel=1e-5)
+        assert other.verdicts == plain.verdicts
+
+    @pytest.mark.parametrize("batch_size", [1, 5, 64])
+    def test_batch_size_does_not_matter(self, task, batch_size):
+        assert fit(task, batch_size=batch_size).temperature_ == pytest.approx(fit(task).temperature_, rel=1e-5)
+
+    def test_valid_may_be_a_loader(self, task):
+        loader = DataLoader(TensorDataset(*task.valid), batch_size=11)
+        assert fit(task, valid=loader).temperature_ == pytest.approx(fit(task).temperature_, rel=1e-6)
+
+    def test_loaders_are_streamed(self, task):
+        """No more than a few batches are alive at once, whatever the length of the memory."""
+        images, labels = task.memory
+        alive = weakref.WeakSet()
+        most = [0]
+
+        class Batch(torch.Tensor):
+            pass
+
+        class Loader:
+            def __iter__(self):
+                for _ in range(12):
+                    batch = images.clone().as_subclass(Batch)
+                    alive.add(batch)
+                    gc.collect()
+                    most[0] = max(most[0], len(alive))
+                    yield batch, labels.clone()
+
+        gc.freeze()  # what other tests left is not looked through at every batch
+        try:
+            result = fit(task, memory=Loader()).result_
+        finally:
+            gc.unfreeze()
+        assert result.n_exemplars == 12 * len(labels)
+        assert most[0] <= 3
+
+    def test_shuffled_loader_is_refused_at_once(self, task):
+        loader = DataLoader(TensorDataset(*task.memory), batch_size=8, shuffle=True)
+        with pytest.raises(ValueError, match=r"memory: got a DataLoader with shuffle=True.*shuffle=False"):
+            fit(task, memory=loader)
+
+    def test_random_transforms_are_refused(self, task):
+        class Augmented(Dataset):
+            def __len__(self):
+                return len(task.memory[1])
+
+            def __getitem__(self, i):
+                return task.memory[0][i] + 0.1 * torch.randn(1, 8, 8), task.memory[1][i]
+
+        with pytest.raises(ValueError, match="second pass differs from its first"):
+            fit(task, memory=DataLoader(Augmented(), batch_size=8))
+
+    def test_late_differences_are_refused_too(self, task):
+        """The first batch is the same every time; only the third changes."""
+        images, labels = task.memory
+        passes = [0]
+
+        class Loader:
+            def __iter__(self):
+                passes[0] += 1
+                yield images[:10], labels[:10]
+                yield images[10:20], labels[10:20]
+                late = images[20:].clone()
+                late[0, 0, 0, 0] += passes[0]
+                yield late, labels[20:]
+
+        with pytest.raises(ValueError, match="memory: got a loader whose second pass differs"):
+            fit(task, memory=Loader())
+
+    def test_one_shot_generators_are_refused(self, task):
+        with pytest.raises(ValueError, match="a one-shot generator"):
+            fit(task, memory=((x[None], y[None]) for x, y in zip(*task.memory, strict=True)))
+
+
+def test_a_dataset_does_not_move_the_global_generator(task):
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    fit(task, memory=TensorDataset(*task.memory))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class TestLabels:
+    def test_other_label_spaces(self, task):
+        """Class ids need not be in task order, nor small."""
+        names = [50, 7, 300, 11, 2, 9]
+        rename = torch.tensor(names)
+        plain = fit(task)
+        named = fit(
+            task,
+            memory=(task.memory[0], rename[task.memory[1]]),
+            valid=(task.valid[0], rename[task.valid[1]]),
+            new_classes={names[c] for c in task.new_classes},
+            classes=names,
+        )
+        assert named.temperature_ == pytest.approx(plain.temperature_, rel=1e-9)
+        assert named.classes_ == tuple(names)
+        assert plain.classes_ == tuple(range(6))
+
+    def test_fixed_head_with_a_column_for_every_label(self, task):
+        """Classes seen are 7, 2, 9, 0, 4 and 5 of a ten-way head: `columns` says where they are."""
+        seen = [7, 2, 9, 0, 4, 5]
+        model = tcil.networks.small_cnn(n_classes=10)
+        weights = {k: v.clone() for k, v in task.model.state_dict().items()}
+        rest = [c for c in range(10) if c not in seen]
+        for key in ("fc.weight", "fc.bias"):
+            weights[key][seen] = task.model.state_dict()[key][:6]
+            weights[key][rest] = 0.0
+        model.load_state_dict(weights)
+        rename = torch.tensor(seen)
+        memory, valid = ((x, rename[y]) for x, y in (task.memory, task.valid))
+        new = [seen[c] for c in task.new_classes]
+        calibrator = tcil.TCIL().fit(model.eval(), memory, valid, new, columns=seen)
+        plain = fit(task)
+        assert calibrator.classes_ == tuple(seen)
+        assert calibrator.temperature_ == pytest.approx(plain.temperature_, rel=1e-5)
+        wrapped = calibrator.wrap(model)(task.test[0][:9])
+        assert torch.allclose(wrapped, plain.wrap(task.model)(task.test[0][:9]), atol=1e-4)
+        logits, labels = tcil.predict_logits(model, valid, columns=seen)
+        assert torch.allclose(logits, tcil.predict_logits(task.model, task.valid, classes=range(6))[0], atol=1e-4)
+        accuracy = tcil.metrics.accuracy(calibrator.predict_proba(logits), labels, classes=calibrator.classes_)
+        assert accuracy == tcil.metrics.accuracy(plain.predict_proba(logits), task.valid[1])
+        with pytest.raises(ValueError, match=r"columns: got column 12; expected at most 10"):
+            tcil.predict_logits(model, valid, columns=[*seen[:-1], 12], classes=seen)
+
+    @pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
+    def test_wrong_columns_are_noticed(self, task):
+        shuffled = (task.memory[1] + 3) % 6
+        with pytest.warns(tcil.CalibrationWarning, match="no better than by chance: do classes= and columns= fit"):
+            result = fit(task, memory=(task.memory[0], shuffled)).result_
+        assert "exemplars_at_chance" in result.verdicts
+
+    def test_new_class_without_validation_rows(self, task):
+        rows = task.valid[1] == 4
+        with pytest.warns(tcil.CalibrationWarning, match="some new class has no validation row"):
+            result = fit(task, valid=(task.valid[0][rows], task.valid[1][rows])).result_
+        assert "classes_not_in_valid" in result.verdicts
+
+    def test_wider_head_is_sliced_and_other_widths_refused(self, task):
+        calibrator = fit(task)
+        assert task.model.fc.out_features == 10
+        assert len(calibrator.classes_) == 6
+        with pytest.raises(ValueError, match=r"logits: got 10 columns; expected 6"):
+            calibrator.transform(torch.randn(3, 10))
+        sliced = fit_narrow(task)
+        assert sliced.temperature_ == pytest.approx(calibrator.temperature_, rel=1e-5)
+
+    def test_first_task_has_no_old_classes(self, task):
+        """All classes new: all targets are the farthest, and one stream of new exemplars is all there is."""
+        result = fit(task, valid=task.test, new_classes=range(6)).result_
+        assert result.n_new_exemplars == result.n_exemplars == len(task.memory[1])
+        farthest = fit(task, valid=task.test, new_classes=range(6), policy="farthest").result_
+        assert farthest.temperature == result.temperature
+
+    def test_old_rows_in_valid_are_reported_and_not_used(self, task):
+        old = task.test[0][task.test[1] < 4][:15], task.test[1][task.test[1] < 4][:15]
+        mixed = torch.cat([old[0], task.valid[0]]), torch.cat([old[1], task.valid[1]])
+        with pytest.warns(tcil.CalibrationWarning, match=r"validation rows of old classes.*15 rows"):
+            result = fit(task, valid=mixed).result_
+        assert (result.n_valid_ignored, result.n_valid) == (15, len(task.valid[1]))
+        assert "old_rows_in_valid" in result.verdicts
+        assert result.temperature == pytest.approx(fit(task).temperature_, rel=1e-9)
+
+
+def fit_narrow(task):
+    model = tcil.networks.small_cnn(n_classes=6)
+    weights = task.model.state_dict()
+    weights["fc.weight"], weights["fc.bias"] = weights["fc.weight"][:6], weights["fc.bias"][:6]
+    model.load_state_dict(weights)
+    return tcil.TCIL().fit(model, task.memory, task.valid, task.new_classes)
+
+
+class TestVerdicts:
+    @pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
+    def test_all_correct_validation_set(self, task):
+        with torch.no_grad():
+            right = task.model(task.valid[0])[:, :6].argmax(1) == task.valid[1]
+        result = fit(task, valid=(task.valid[0][right], task.valid[1][right])).result_
+        assert (result.temperature, result.magnitude, result.reachable) == (1.0, 0.0, False)
+        assert result.verdicts[0] == "degenerate_valid"
+        assert result.target.verdict == "all_correct"
+
+    @pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
+    def test_anti_informative_validation_set(self, task):
+        """Images of old classes under the names of new ones."""
+        old = task.memory[1] < 4
+        with torch.no_grad():
+            logits = task.model(task.memory[0][old])[:, :6]
+        worst = torch.where(logits[:, 4] < logits[:, 5], 4, 5)
+        low = logits.gather(1, worst[:, None]).squeeze(1) < logits.mean(1)
+        result = fit(task, valid=(task.memory[0][old][low], worst[low])).result_
+        assert result.target.verdict == "anti_informative"
+        assert (result.temperature, result.magnitude, result.reachable) == (1.0, 1.0, False)
+
+    def test_degenerate_valid_warns(self, task):
+        with torch.no_grad():
+            right = task.model(task.valid[0])[:, :6].argmax(1) == task.valid[1]
+        with pytest.warns(tcil.CalibrationWarning, match="the model is left as it is"):
+            fit(task, valid=(task.valid[0][right], task.valid[1][right]))
+
+    @pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
+    def test_constant_model(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+        nn.init.zeros_(model[1].weight)
+        nn.init.zeros_(model[1].bias)
+        x, y = torch.randn(9, 4), torch.arange(9) % 3
+        result = tcil.TCIL().fit(model, (x, y), (x, y), [0, 1, 2]).result_
+        assert result.target.verdict == "constant_logits"
+        assert result.temperature == 1.0
+
+    @pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
+    def test_one_exemplar_per_class(self, task):
+        rows = [int((task.memory[1] == c).nonzero()[0]) for c in range(6)]
+        result = fit(task, memory=(task.memory[0][rows], task.memory[1][rows])).result_
+        assert "single_exemplar" in result.verdicts
+        assert result.temperature > 0
+
+    def test_half_precision_images(self, task):
+        half = fit(task, memory=(task.memory[0].half(), task.memory[1])).result_
+        wide = fit(task, memory=(task.memory[0].half().float(), task.memory[1])).result_
+        assert "half_precision_images" in half.verdicts
+        assert half.temperature == wide.temperature
+
+    def test_raw_pixels_widen_the_bracket(self, task):
+        """The same network behind images in 0..255: the same answer, on their own scale."""
+        scale = 40.0
+
+        class Raw(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.network = task.model
+
+            def forward(self, x):
+                return self.network(x / scale)
+
+        plain = fit(task).result_
+        with pytest.warns(tcil.CalibrationWarning, match="magnitudes were searched up to"):
+            raw = (
+                tcil.TCIL()
+                .fit(
+                    Raw(),
+                    (scale * task.memory[0], task.memory[1]),
+                    (scale * task.valid[0], task.valid[1]),
+                    task.new_classes,
+                )
+                .result_
+            )
+        assert raw.bracket[1] > 10
+        assert raw.magnitude == pytest.approx(scale * plain.magnitude, abs=0.05)
+        assert raw.temperature == pytest.approx(plain.temperature, rel=0.02)
+        assert "bracket_widened" in raw.verdicts
+
+    def test_nothing_to_remark_is_ok(self, task):
+        assert fit(task).result_.verdicts == ("ok",)
+
+    def test_result_is_frozen(self, task):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            fit(task).result_.temperature = 3.0
+
+
+class TestPasses:
+    """One feature pass, one gradient pass, the search's passes over the new exemplars, one over the perturbed."""
+
+    def count(self, task, **options):
+        images = {"forward": 0, "with_graph": 0}
+
+        def note(module, args, output):
+            images["forward"] += len(output)
+            images["with_graph"] += len(output) * output.requires_grad
+
+        handle = task.model.register_forward_hook(note)
+        result = fit(task, **options).result_
+        handle.remove()
+        return images, result
+
+    def test_images_through_the_model(self, task):
+        images, result = self.count(task, search="bisection")
+        n, new, valid = result.n_exemplars, result.n_new_exemplars, result.n_valid
+        assert images["with_graph"] == n
+        tried_folding = 2 + 2  # two images before and after
+        assert images["forward"] == n + n + 10 * new + n + valid + tried_folding
+
+    def test_interpolation_passes_only_its_steps_and_a_few_glances(self, task):
+        """How many steps it takes depends on the curve: see the search's own tests."""
+        images, result = self.count(task)
+        n, new, valid = result.n_exemplars, result.n_new_exemplars, result.n_valid
+        tried_folding = 2 + 2
+        glances = images["forward"] - (n + n + (len(result.trace) - 1) * new + n + valid + tried_folding)
+        assert 0 <= glances <= 4 * new
+
+    def test_loaders_cost_no_more(self, task):
+        loader = DataLoader(TensorDataset(*task.memory), batch_size=7)
+        assert self.count(task, memory=loader)[0] == self.count(task)[0]
+
+    def test_parameters_get_no_gradients(self, task):
+        seen = []
+        original = torch.autograd.grad
+
+        def spy(outputs, inputs, *args, **kwargs):
+            seen.append([p.requires_grad for p in task.model.parameters()])
+            return original(outputs, inputs, *args, **kwargs)
+
+        torch.autograd.grad = spy
+        try:
+            fit(task)
+        finally:
+            torch.autograd.grad = original
+        assert seen
+        assert not any(any(flags) for flags in seen)
+        assert all(p.grad is None for p in task.model.parameters())
+
+
+class TestInChunks:
+    """What grows with classes is worked off in pieces, to the same answer."""
+
+    def test_distances(self, monkeypatch):
+        generator = torch.Generator().manual_seed(0)
+        features, columns = torch.randn(57, 8, generator=generator), torch.arange(57) % 11
+        means = ClassMeans()
+        means.add(features, columns)
+        for policy in DirectionPolicy:
+            answers = []
+            for elements in (1 << 21, 33, 1):
+                monkeypatch.setattr("tcil.calibration.perturbation._CHUNK_ELEMENTS", elements)
+                answers.append(TargetChooser(policy, means.means(), torch.arange(11) > 8, 0)(features, columns))
+            assert torch.equal(answers[0], answers[1])
+            assert torch.equal(answers[0], answers[2])
+
+    def test_a_whole_fit(self, task, monkeypatch):
+        whole = fit(task).result_
+        monkeypatch.setattr("tcil.calibration.perturbation._CHUNK_ELEMENTS", 20)
+        monkeypatch.setattr("tcil.calibration.temperature._CHUNK_ELEMENTS", 20)
+        pieces = fit(task).result_
+        assert pieces.temperature == pytest.approx(whole.temperature, rel=1e-12)
+        assert (pieces.magnitude, pieces.n_exemplars) == (whole.magnitude, whole.n_exemplars)
+
+
+@pytest.mark.parametrize("policy", DirectionPolicy)
+def test_both_searches_find_the_same(digits_tasks, policy):
+    for index in (1, 3, 4):
+        one, other = (fit(digits_tasks[index], policy=policy, search=search).result_ for search in SearchMethod)
+        assert (one.magnitude, one.temperature, one.verdicts) == (other.magnitude, other.temperature, other.verdicts)
+
+
+def test_sgd_is_bisected(task):
+    assert len(fit(task, solver="sgd").result_.trace) == 11
+
+
+def test_sgd_solver_runs_for_parity(task):
+    exact, sgd = fit(task).result_, fit(task, solver="sgd").result_
+    assert sgd.memory.solver == "sgd"
+    assert sgd.temperature != exact.temperature
+    assert 0.2 * exact.temperature < sgd.temperature < 5 * exact.temperature
+
+
+def test_better_than_ts_and_vanilla_on_the_demo(digits_tasks):
+    """On the strongly forgetting digits run, T-CIL's mean ECE beats both, as the paper claims."""
+    totals = {"vanilla": 0.0, "ts": 0.0, "tcil": 0.0}
+    for task in digits_tasks[1:]:
+        classes = range(task.seen)
+        logits, labels = tcil.predict_logits(task.model, task.test, classes=classes)
+        valid = tcil.predict_logits(task.model, task.valid, classes=classes)
+        ece = tcil.metrics.expected_calibration_error
+        totals["vanilla"] += ece(torch.softmax(logits.double(), 1), labels)
+        totals["ts"] += ece(tcil.TemperatureScaling().fit(*valid).predict_proba(logits), labels)
+        totals["tcil"] += ece(fit(task).predict_proba(logits), labels)
+    assert totals["tcil"] < totals["vanilla"]
+    assert totals["tcil"] < totals["ts"]
+
+
+def test_predict_logits_kinds(task):
+    logits, _ = tcil.predict_logits(task.model, task.valid, classes=range(6))
+    assert isinstance(logits, torch.Tensor)
+    assert logits.shape == (len(task.valid[1]), 6)
+    arrays = tcil.predict_logits(task.model, (task.valid[0].numpy(), task.valid[1].numpy()), classes=range(6))
+    assert isinstance(arrays[0], np.ndarray)
+    np.testing.assert_allclose(arrays[0], logits.numpy())
+    with pytest.raises(ValueError, match="data labels: got the label"):
+        tcil.predict_logits(task.model, task.test, classes=range(3))
+
+
+def test_classifier_reports_where_features_come_from(task):
+    with Classifier(task.model) as classifier, torch.no_grad():
+        _, features = classifier.logits_and_features(classifier.place(task.valid[0]))
+        assert classifier.source.heads == ("fc",)
+        assert torch.allclose(features, task.model.features(task.valid[0]), atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_bad_images_are_counted_whatever_the_chunks(task, monkeypatch, rows):
+    monkeypatch.setattr("tcil.calibration.inputs.examples._ROWS", rows)
+    images, labels = task.memory[0].clone(), task.memory[1]
+    images[3, 0, 0, 0], images[50:53] = math.nan, math.inf
+    with pytest.raises(ValueError, match=f"NaN or infinity in 4 of {len(labels)} examples"):
+        fit(task, memory=(images, labels))
+
+
+def test_one_pass_of_the_test_set_serves_all(task, tmp_path, monkeypatch):
+    """In a run, no test image goes through the network twice: calibrators and metrics share its logits."""
+    from tcil.experiments.config.settings import build
+    from tcil.experiments.runs.run import Run
+    from tcil.incremental.data.datasets import load_dataset
+    from tcil.incremental.data.images import Pixels
+
+    settings = build({"dataset": "digits", "tasks": [4], "classes": 4, "epochs": 1, "milestones": [], "memory": 40})
+    run = Run(settings, tmp_path, dataset=load_dataset("digits"))
+    passed, forward = [], tcil.networks.ResNet.forward
+
+    def note(self, x):
+        passed.append(x.detach().clone())
+        return forward(self, x)
+
+    monkeypatch.setattr(tcil.networks.ResNet, "forward", note)
+    run.execute()
+    rows = torch.isin(run.dataset.test.labels, torch.tensor(run.stream.order)).nonzero().squeeze(1)
+    test = Pixels(run.dataset).plain(run.dataset.test, rows)
+    seen = torch.cat([batch for batch in passed if len(batch) > 2]).flatten(1)
+    times = [(seen == image).all(dim=1).sum().item() for image in test.flatten(1)]
+    assert set(times) == {1}

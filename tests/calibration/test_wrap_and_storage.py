@@ -1,0 +1,516 @@
+"""Calibrated models and calibrators on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tcil
+from tcil.calibration import storage
+from tcil.calibration.calibrators.maps import CalibrationMap
+from tcil.foundation.checksums import open_json, seal_json
+
+
+def all_calibrators(task):
+    seen = range(task.seen)
+    logits, labels = tcil.predict_logits(task.model, task.valid, classes=seen)
+    on_test = tcil.predict_logits(task.model, task.test, classes=seen)
+    return {
+        "TCIL": tcil.TCIL().fit(task.model, task.memory, task.valid, task.new_classes),
+        "PACT": tcil.PACT().fit(task.model, task.memory, task.valid, task.new_classes, imbalance=9.0),
+        "TemperatureScaling": tcil.TemperatureScaling(solver="sgd", seed=3).fit(logits, labels),
+        "FirstTaskTemperatureScaling": tcil.FirstTaskTemperatureScaling().fit(logits, labels),
+        "GroupTemperatureScaling": tcil.GroupTemperatureScaling().fit(*on_test, new_classes=task.new_classes),
+        "EnsembleTemperatureScaling": tcil.EnsembleTemperatureScaling().fit(logits, labels),
+        "MulticlassIsotonic": tcil.MulticlassIsotonic().fit(*on_test),
+        "PerturbedTemperatureScaling": tcil.PerturbedTemperatureScaling(search="nelder-mead").fit(
+            task.model, valid=task.valid, classes=seen
+        ),
+    }
+
+
+NAMES = [
+    "TCIL",
+    "PACT",
+    "TemperatureScaling",
+    "FirstTaskTemperatureScaling",
+    "GroupTemperatureScaling",
+    "EnsembleTemperatureScaling",
+    "MulticlassIsotonic",
+    "PerturbedTemperatureScaling",
+]
+
+
+@pytest.fixture(scope="module")
+def fitted(digits_tasks):
+    task = digits_tasks[2]
+    return task, all_calibrators(task)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEveryCalibrator:
+    def test_wrap_is_transform(self, fitted, name):
+        task, calibrators = fitted
+        calibrated = calibrators[name].wrap(task.model, wider_head=True).eval()
+        with torch.no_grad():
+            out, logits = calibrated(task.test[0]), task.model(task.test[0])[:, :6]
+        assert torch.allclose(out, calibrators[name].transform(logits), atol=1e-5)
+        assert torch.allclose(out.exp().sum(1), torch.ones(len(out)).double())
+
+    def test_state_dict_round_trip(self, fitted, name):
+        task, calibrators = fitted
+        calibrated = calibrators[name].wrap(task.model, wider_head=True).eval()
+        saved = {key: value.clone() for key, value in calibrated.state_dict().items()}
+        assert any(key.startswith("model.fc") for key in saved)
+        other = calibrators[name].wrap(tcil.networks.small_cnn(10), wider_head=True, force=True).eval()
+        other.load_state_dict(saved)
+        with torch.no_grad():
+            assert torch.equal(other(task.test[0]), calibrated(task.test[0]))
+
+    def test_torch_export(self, fitted, name):
+        task, calibrators = fitted
+        calibrated = calibrators[name].wrap(task.model, wider_head=True).eval()
+        batch = torch.export.Dim("batch", min=2, max=4096)
+        program = torch.export.export(calibrated, (task.test[0][:8],), dynamic_shapes=({0: batch},))
+        with torch.no_grad():
+            assert torch.allclose(program.module()(task.test[0]), calibrated(task.test[0]), atol=1e-6)
+
+    def test_save_and_load(self, fitted, name, tmp_path):
+        _, calibrators = fitted
+        one = calibrators[name]
+        path = one.save(tmp_path / "calibrator.json")
+        other = tcil.extending.Calibrator.load(path)
+        logits = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+        assert type(other) is type(one)
+        assert torch.equal(other.transform(logits), one.transform(logits))
+        assert other.classes_ == one.classes_
+        assert other.history_ == one.history_
+        assert repr(other) == repr(one)
+        assert storage.encode(other.result_) == storage.encode(one.result_)
+        if name != "FirstTaskTemperatureScaling":
+            assert other.result_ == one.result_
+        json.loads(path.read_text())  # plain JSON, no NaN or Infinity
+        assert not list(tmp_path.glob("*.part"))
+
+    def test_numpy_and_tensor_agree(self, fitted, name):
+        _, calibrators = fitted
+        logits = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
+        from_numpy = calibrators[name].predict_proba(logits)
+        assert isinstance(from_numpy, np.ndarray)
+        np.testing.assert_array_equal(from_numpy, calibrators[name].predict_proba(torch.from_numpy(logits)).numpy())
+
+
+def test_load_finds_the_class_by_itself(fitted, tmp_path):
+    path = fitted[1]["EnsembleTemperatureScaling"].save(tmp_path / "c.json")
+    assert isinstance(tcil.load(path), tcil.EnsembleTemperatureScaling)
+
+
+class TestWeights:
+    def test_other_weights_are_refused_unless_forced(self, fitted, tmp_path):
+        task, calibrators = fitted
+        path = calibrators["TCIL"].save(tmp_path / "c.json")
+        other = tcil.networks.small_cnn(10)
+        with pytest.raises(tcil.WeightsMismatchError, match="was fitted on"):
+            tcil.TCIL.load(path, model=other)
+        loaded = tcil.TCIL.load(path, model=task.model)
+        with pytest.raises(tcil.WeightsMismatchError, match="force=True"):
+            loaded.wrap(other)
+        assert tcil.TCIL.load(path, model=other, force=True).temperature_ == loaded.temperature_
+        loaded.wrap(other, force=True)
+
+    def test_logits_calibrators_record_the_model_on_request(self, fitted, tmp_path):
+        task, calibrators = fitted
+        path = calibrators["TemperatureScaling"].save(tmp_path / "c.json", model=task.model)
+        tcil.TemperatureScaling.load(path, model=task.model)
+        with pytest.raises(tcil.WeightsMismatchError):
+            tcil.TemperatureScaling.load(path, model=tcil.networks.small_cnn(10))
+
+    def test_one_changed_number_is_noticed(self, task):
+        calibrator = tcil.TCIL().fit(task.model, task.memory, task.valid, task.new_classes)
+        calibrator.wrap(task.model)
+        with torch.no_grad():
+            task.model.bn1.running_mean[0] += 1e-6
+        with pytest.raises(tcil.WeightsMismatchError):
+            calibrator.wrap(task.model)
+
+
+class TestWidths:
+    def test_a_grown_head_is_refused(self, fitted):
+        _, calibrators = fitted
+        with pytest.raises(ValueError, match=r"model: got 10 logits; expected 6.*wider_head=True"):
+            calibrators["TemperatureScaling"].wrap(fitted[0].model)(fitted[0].test[0][:2])
+
+    def test_the_head_seen_in_fit_is_sliced(self, fitted):
+        task, calibrators = fitted
+        assert calibrators["TCIL"].wrap(task.model)(task.test[0][:2]).shape == (2, 6)
+
+    def test_too_narrow(self, fitted):
+        with pytest.raises(ValueError, match=r"model: got 3 logits"):
+            fitted[1]["TCIL"].wrap(tcil.networks.small_cnn(3), force=True)(fitted[0].test[0][:2])
+
+
+def edit(path, **changes):
+    """Change fields of a saved file, with a checksum that fits."""
+    path.write_bytes(seal_json({**open_json(path.read_bytes()), **changes}))
+
+
+class TestDisk:
+    def test_wrong_class(self, fitted, tmp_path):
+        path = fitted[1]["TemperatureScaling"].save(tmp_path / "c.json")
+        with pytest.raises(ValueError, match="a saved TemperatureScaling; expected a saved TCIL"):
+            tcil.TCIL.load(path)
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda p: p.unlink(), "expected an existing file"),
+            (lambda p: p.write_text("{"), "it is not JSON"),
+            (lambda p: p.write_text("[]"), "not a saved calibrator"),
+            (lambda p: edit(p, format_version=99), "version 99"),
+            (lambda p: edit(p, calibrator="Evil"), "a saved 'Evil'"),
+            (
+                lambda p: p.write_text(json.dumps({"format": "tcil-calibrator", "format_version": 1})),
+                "without calibrator",
+            ),
+            *(
+                (lambda p, k=k, v=v: edit(p, **{k: v}), "which is damaged")
+                for k, v in [
+                    ("arrays", []),
+                    ("arrays", {}),
+                    ("options", {"foo": 1}),
+                    ("result", {}),
+                    ("result", None),
+                    ("features", 3),
+                    ("array_file", {"file": "x"}),
+                    ("classes", [0.5, 1]),
+                    ("classes", "abc"),
+                    ("head_width", "4"),
+                    ("arrays", {"temperature": {"dtype": "float64", "value": -2.0}}),
+                    ("arrays", {"temperature": {"dtype": "complex", "value": 2.0}}),
+                ]
+            ),
+        ],
+    )
+    def test_damaged_files(self, fitted, tmp_path, damage, message):
+        path = fitted[1]["TCIL"].save(tmp_path / "c.json")
+        damage(path)
+        with pytest.raises(ValueError, match=message):
+            tcil.extending.Calibrator.load(path)
+
+    def test_damaged_arrays(self, fitted, tmp_path):
+        path = fitted[1]["MulticlassIsotonic"].save(tmp_path / "c.json")
+        (arrays,) = tmp_path.glob("*.safetensors")
+        content = bytearray(arrays.read_bytes())
+        content[-1] ^= 1
+        arrays.write_bytes(content)
+        with pytest.raises(ValueError, match="does not match its checksum"):
+            tcil.extending.Calibrator.load(path)
+        arrays.unlink()
+        with pytest.raises(ValueError, match="without its array file"):
+            tcil.extending.Calibrator.load(path)
+
+    def test_a_folder_is_not_a_file(self, tmp_path):
+        with pytest.raises(ValueError, match="Is a directory"):
+            tcil.load(tmp_path)
+
+    def test_saving_again_leaves_no_old_arrays(self, fitted, tmp_path):
+        path = fitted[1]["MulticlassIsotonic"].save(tmp_path / "c.json")
+        labels = torch.arange(600) % 6
+        logits = torch.randn(600, 6) + 2 * torch.eye(6)[labels]
+        tcil.MulticlassIsotonic().fit(logits, labels).save(path)
+        assert len(list(tmp_path.glob("*.safetensors"))) == 1
+        fitted[1]["TCIL"].save(path)
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_array_file_cannot_point_elsewhere(self, fitted, tmp_path):
+        path = fitted[1]["MulticlassIsotonic"].save(tmp_path / "c.json")
+        edit(path, array_file={**json.loads(path.read_text())["array_file"], "file": "../../etc/passwd"})
+        with pytest.raises(ValueError, match="without its array file"):
+            tcil.extending.Calibrator.load(path)
+
+    def test_bad_paths(self, fitted, tmp_path):
+        with pytest.raises(ValueError, match=r"expected a file name that ends in \.json"):
+            fitted[1]["TCIL"].save(tmp_path / "c.pkl")
+        with pytest.raises(ValueError, match="a folder that exists"):
+            fitted[1]["TCIL"].save(tmp_path / "no" / "c.json")
+        with pytest.raises(tcil.NotFittedError):
+            tcil.TCIL().save(tmp_path / "c.json")
+        assert not list(tmp_path.iterdir())
+
+    def test_a_failed_write_leaves_the_old_file(self, fitted, tmp_path, monkeypatch):
+        path = fitted[1]["TCIL"].save(tmp_path / "c.json")
+        before = path.read_bytes()
+
+        def full(*_):
+            raise OSError("no space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space"):
+            fitted[1]["TCIL"].save(path)
+        assert path.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_loads_in_a_fresh_process_without_pickle(self, fitted, tmp_path):
+        path = fitted[1]["MulticlassIsotonic"].save(tmp_path / "c.json")
+        code = (
+            "import pickle, sys, tcil\n"
+            "def no(*a, **k): raise AssertionError('unpickled')\n"
+            "pickle.load = pickle.loads = pickle.Unpickler = no\n"
+            "c = tcil.extending.Calibrator.load(sys.argv[1]); print(len(c.classes_))"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "6"
+
+    def test_file_is_readable_by_others(self, fitted, tmp_path):
+        path = fitted[1]["TCIL"].save(tmp_path / "c.json")
+        mask = os.umask(0)
+        os.umask(mask)
+        assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+class TestPrecision:
+    @pytest.mark.usefixtures("bf16")
+    def test_half_does_not_touch_the_temperature(self, fitted):
+        task, calibrators = fitted
+        import copy
+
+        calibrated = calibrators["TCIL"].wrap(copy.deepcopy(task.model))
+        calibrated.bfloat16()
+        assert calibrated.model.fc.weight.dtype == torch.bfloat16
+        assert float(calibrated.calibration.temperature) == calibrators["TCIL"].temperature_
+        assert calibrated(task.test[0][:4].bfloat16()).dtype == torch.float64
+
+    def test_meta_device_moves(self, fitted):
+        task, calibrators = fitted
+        import copy
+
+        calibrated = calibrators["MulticlassIsotonic"].wrap(copy.deepcopy(task.model), wider_head=True)
+        calibrated.to("meta")
+        assert calibrated.calibration.knots.device.type == "meta"
+
+
+# --- a calibrator of the user's own, which needs features ---------------------------------------------------------
+
+
+class DistanceMap(CalibrationMap):
+    """T grows with the norm of the features."""
+
+    needs_features = True
+
+    def __init__(self, slope: Tensor) -> None:
+        super().__init__()
+        self.set_state(slope=slope)
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        assert features is not None
+        norm = features.double().norm(dim=1, keepdim=True)
+        return torch.log_softmax(logits.double() / (1 + self.slope * norm), dim=1)
+
+
+class DistanceScaling(tcil.extending.Calibrator):
+    map_type = DistanceMap
+    result_type = float
+
+    def fit(self, model, valid, n_classes):
+        from tcil.calibration.inputs.classifier import Classifier, weights_hash
+
+        with Classifier(model) as classifier, torch.no_grad():
+            classifier.logits_and_features(classifier.place(valid[0]))
+            return self._fitted(
+                DistanceMap(torch.tensor(0.25, dtype=torch.float64)),
+                tuple(range(n_classes)),
+                0.25,
+                head_width=classifier.width,
+                source=classifier.source,
+                model_hash=weights_hash(model),
+            )
+
+
+class TestCalibratorsWithFeatures:
+    def test_wrap_supplies_the_features(self, fitted):
+        task, _ = fitted
+        calibrator = DistanceScaling().fit(task.model, task.valid, 6)
+        x = task.test[0][:16]
+        with torch.no_grad():
+            logits, features = task.model(x)[:, :6], task.model.features(x)
+            out = calibrator.wrap(task.model).eval()(x)
+        assert torch.allclose(out, calibrator.transform(logits, features), atol=1e-6)
+
+    @pytest.mark.skipif(
+        torch.__version__.startswith("2.6."), reason="torch 2.6 exports no hooks, by which features are read"
+    )
+    def test_export(self, fitted):
+        task, _ = fitted
+        calibrated = DistanceScaling().fit(task.model, task.valid, 6).wrap(task.model).eval()
+        program = torch.export.export(calibrated, (task.test[0][:8],))
+        with torch.no_grad():
+            assert torch.allclose(program.module()(task.test[0][:8]), calibrated(task.test[0][:8]), atol=1e-6)
+        assert not any(m._forward_pre_hooks for m in task.model.modules())
+
+    def test_features_are_asked_for(self, fitted):
+        task, _ = fitted
+        calibrator = DistanceScaling().fit(task.model, task.valid, 6)
+        with pytest.raises(ValueError, match="features: got None; expected the features"):
+            calibrator.transform(torch.randn(2, 6))
+        with pytest.raises(ValueError, match="features: got 3 rows; expected 2"):
+            calibrator.transform(torch.randn(2, 6), torch.randn(3, 32))
+
+    def test_saves_and_loads(self, fitted, tmp_path):
+        task, _ = fitted
+        calibrator = DistanceScaling().fit(task.model, task.valid, 6)
+        loaded = tcil.extending.Calibrator.load(calibrator.save(tmp_path / "c.json"), model=task.model)
+        with torch.no_grad():
+            assert torch.equal(loaded.wrap(task.model)(task.test[0][:4]), calibrator.wrap(task.model)(task.test[0][:4]))
+
+
+def test_wrapped_models_take_keyword_arguments():
+    class Keyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, pixel_values):
+            return self.fc(pixel_values)
+
+    scaling = tcil.TemperatureScaling().fit(5 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 2]))
+    calibrated, x = scaling.wrap(Keyword()), torch.randn(2, 4)
+    assert torch.equal(calibrated(pixel_values=x), calibrated(x))
+
+
+def test_wrapped_model_shares_the_network_and_its_mode(task):
+    task.model.train()
+    calibrator = tcil.TCIL().fit(task.model, task.memory, task.valid, task.new_classes)
+    calibrated = calibrator.wrap(nn.DataParallel(task.model))
+    assert calibrated.model is task.model
+    assert calibrated.training
+    calibrated.eval()
+    assert not task.model.training
+
+
+# --- networks that mask classes -----------------------------------------------------------------------------------
+
+MASKS = [-torch.inf, -1e4, -1e9, torch.finfo(torch.float32).min]
+
+
+class MaskedHead(nn.Module):
+    """Columns 4 and 5 are forbidden to inputs that do not say, in their last entry, that they are of the last task."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.fc, self.mask = nn.Linear(16, 6), mask
+
+    def forward(self, features, task):
+        forbidden = (torch.arange(6) >= 4) & (task.detach() < 1.5)[:, None]
+        return self.fc(features).masked_fill(forbidden, self.mask)
+
+
+class MaskedNetwork(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(8, 16), nn.ReLU()), MaskedHead(mask)
+
+    def forward(self, x):
+        return self.head(self.body(x[:, :8]), x[:, 8])
+
+
+@pytest.fixture(scope="module")
+def masked_task():
+    """Weights and data of six classes in three tasks; the network with another mask has the same weights."""
+    generator = torch.Generator().manual_seed(0)
+    centres = 1.5 * torch.randn(6, 8, generator=generator)
+
+    def draw(labels):
+        inputs = centres[labels] + torch.randn(len(labels), 8, generator=generator)
+        return torch.cat([inputs, (labels // 2)[:, None].float()], dim=1), labels
+
+    memory, valid = draw(torch.arange(60) % 6), draw(4 + torch.arange(200) % 2)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        network = MaskedNetwork(-torch.inf)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    for _ in range(40):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(memory[0]), memory[1]).backward()
+        optimizer.step()
+    networks = [MaskedNetwork(mask) for mask in MASKS]
+    for other in networks:
+        other.load_state_dict(network.state_dict())
+    return networks, memory, valid
+
+
+@pytest.mark.parametrize("policy", ["paper", "random", "closest", "farthest"])
+def test_no_exemplar_is_pushed_toward_a_masked_class(masked_task, policy):
+    """The gradient would be NaN; how the mask is written does not matter."""
+    networks, memory, valid = masked_task
+    temperatures = []
+    for network in networks:
+        calibrator = tcil.TCIL(policy=policy).fit(network, memory, valid, new_classes=[4, 5])
+        pushed, columns = calibrator.evidence_.pushed
+        assert not bool(torch.isnan(pushed).any())
+        assert torch.equal(pushed == -torch.inf, (columns < 4)[:, None] & (torch.arange(6) >= 4))
+        temperatures.append(calibrator.temperature_)
+    assert temperatures == pytest.approx([temperatures[0]] * len(MASKS), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["PACT", "PerturbedTemperatureScaling", "EnsembleTemperatureScaling", "MulticlassIsotonic"]
+)
+def test_masked_classes_stay_at_zero_in_wrapped_and_exported_models(masked_task, name):
+    networks, memory, valid = masked_task
+    x, answers = memory[0], []
+    forbidden = (memory[1] < 4)[:, None] & (torch.arange(6) >= 4)
+    for network in networks:
+        if name == "PACT":
+            calibrator = tcil.PACT().fit(network, memory, valid, new_classes=[4, 5], imbalance=5.0)
+        elif name == "PerturbedTemperatureScaling":
+            calibrator = tcil.PerturbedTemperatureScaling(search="nelder-mead").fit(network, valid=memory)
+        else:
+            calibrator = getattr(tcil, name)().fit(*tcil.predict_logits(network, memory))
+        with torch.no_grad():
+            calibrated, logits = calibrator.wrap(network).eval(), network(x)
+            out = calibrated(x)
+        assert bool((out[forbidden] == -torch.inf).all())
+        assert torch.equal(calibrator.transform(logits), out)
+        assert torch.allclose(out.exp().sum(1), torch.ones(len(x)).double())
+        assert torch.equal(out.argmax(1), logits.argmax(1))
+        answers.append(out.exp())
+    for answer in answers[1:]:
+        torch.testing.assert_close(answer, answers[0])
+    batch = torch.export.Dim("batch", min=2, max=4096)
+    program = torch.export.export(calibrated, (x[:8],), dynamic_shapes=({0: batch},))
+    with torch.no_grad():
+        assert torch.allclose(program.module()(x).exp(), calibrated(x).exp(), atol=1e-6)
+
+
+def test_labels_that_the_network_masks(masked_task):
+    networks, memory, valid = masked_task
+    for network in networks:
+        wrong = memory[0].clone()
+        wrong[4, 8] = 0.0  # an exemplar of class 4 that may not be one
+        with pytest.raises(ValueError, match=r"memory labels: got the label 4 in row 4, whose logit is masked"):
+            tcil.TCIL().fit(network, (wrong, memory[1]), valid, new_classes=[4, 5])
+        wrong = valid[0].clone()
+        wrong[:, 8] = 0.0
+        with pytest.raises(
+            ValueError, match=r"valid labels: got the label 4 in row 0, whose logit is masked.*200 such"
+        ):
+            tcil.PerturbedTemperatureScaling().fit(network, valid=(wrong, valid[1]))
+
+
+def test_a_row_with_one_class_left(fitted):
+    """Its probability is 1, in every map."""
+    for calibrator in fitted[1].values():
+        logits = torch.full((2, 6), -torch.inf)
+        logits[0, 3], logits[1, :2] = 2.0, torch.tensor([1.0, 5.0])
+        probs = calibrator.predict_proba(logits)
+        assert torch.equal(probs[0], torch.eye(6)[3].double())
+        assert not bool(torch.isnan(probs).any())
+        assert float(probs[1].sum()) == pytest.approx(1)
+        assert int(probs[1].argmax()) == 1

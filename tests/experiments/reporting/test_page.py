@@ -1,0 +1,194 @@
+"""The report's files: self-contained, accessible, escaped, and drawn without torch."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from conftest import ROOT
+from stored_runs import command, stored, with_rows
+from tcil.experiments.cli.app import app
+from tcil.experiments.config.settings import build
+from tcil.experiments.reporting import collect, page, tables
+from tcil.experiments.reporting.page import check_report
+from tcil.experiments.runs.reasons import NoAnswer
+
+
+@pytest.fixture(scope="module")
+def report(runs, tmp_path_factory):
+    """What `tcil report` says of the runs, and the folder that it writes."""
+    folder = tmp_path_factory.mktemp("report")
+    return command("report", runs, "--out", folder / "report", "--keep", folder / "kept"), folder
+
+
+class TestReport:
+    def test_command_writes_every_form(self, report):
+        output, folder = report
+        assert "T-CIL" in output
+        for name in ("report.html", "tables.md", "tables.tex", "tables.csv"):
+            assert (folder / "report" / name).stat().st_size > 500
+        assert len(list((folder / "kept").glob("*.json"))) == 8
+
+    @pytest.mark.parametrize("name", ["tables.tex", "tables.md", "tables.csv", "report.html"])
+    def test_files_of_others_are_not_overwritten(self, runs, tmp_path, name):
+        own = tmp_path / "paper"
+        own.mkdir()
+        (own / name).write_text("my own work")
+        for words in (("report", runs, "--out", own), ("compare", runs, runs, "--out", own)):
+            outcome = CliRunner().invoke(app, [*map(str, words)])
+            assert outcome.exit_code == 2
+            assert f"whose {name} is not of an earlier report" in " ".join(outcome.output.split())
+        assert [file.name for file in own.iterdir()] == [name]
+        assert (own / name).read_text() == "my own work"
+
+    def test_an_earlier_report_is_overwritten(self, runs, report, tmp_path):
+        shutil.copytree(report[1] / "report", tmp_path / "report")
+        command("compare", runs, runs, "--out", tmp_path / "compared")
+        for folder in ("report", "compared"):
+            check_report(tmp_path / folder)
+        page = tmp_path / "report" / "report.html"
+        page.write_text(page.read_text().replace('<meta name="generator" content="tcil">\n', ""))  # as it was until 0.1
+        check_report(tmp_path / "report")
+        page.write_text("my own work")
+        with pytest.raises(ValueError, match=r"whose report\.html is not of an earlier report"):
+            check_report(tmp_path / "report")
+
+    def test_page_is_self_contained_and_accessible(self, report):
+        page = (report[1] / "report" / "report.html").read_text()
+        outside = re.findall(r"""(?:src|href)=["'](?!#|data:)[^"']*|https?:|url\((?!#)""", page)
+        assert outside == []
+        checker = Checker()
+        checker.feed(page)
+        assert checker.figures >= 6
+        assert checker.unnamed_pictures == 0
+        assert checker.tables > 4
+        assert checker.tables_without_headers == 0
+        ids = re.findall(r'\bid="([^"]+)"', page)
+        assert len(ids) == len(set(ids))
+
+    def test_the_same_runs_give_the_same_page(self, runs, report, tmp_path):
+        command("report", runs, "--out", tmp_path)
+        assert (tmp_path / "report.html").read_bytes() == (report[1] / "report" / "report.html").read_bytes()
+
+    def test_hostile_names_are_escaped(self, runs, tmp_path):
+        (first, *_) = collect.read_runs([runs])
+        record = first.result.record()
+        record["settings"]["learner"] = "<script>alert(1)</script>"
+        record["tasks"][0]["calibrators"]["vanilla"]["title"] = "<img src=x onerror=alert(1)>"
+        (tmp_path / "results.json").write_text(json.dumps(record))
+        command("report", tmp_path, "--out", tmp_path / "out")
+        page = (tmp_path / "out/report.html").read_text()
+        assert "<script" not in page.lower()
+        assert "<img" not in page
+
+    def test_every_string_of_a_run_is_escaped(self, runs, tmp_path):
+        """Names, titles, settings, the environment and reasons: whatever a folder says, it is text."""
+        evil = "<script>alert(1)</script>\"'><svg onload=x>"
+        (first, *_) = collect.read_runs([runs])
+        record = first.result.record()
+        record["settings"] |= {"dataset": evil, "learner": evil, "network": evil, evil: evil}
+        record["settings"]["learner_options"] = {evil: evil}
+        record["environment"] = {"torch": evil, evil: {evil: [evil]}}
+        for task in record["tasks"]:
+            rows = task["calibrators"]
+            for row in rows.values():
+                row["title"] = evil
+            rows["ts"] = {"title": evil, "block": evil, "not_applicable": {"reason": "other", "words": evil}}
+            rows[evil] = {**rows["vanilla"], "block": evil}
+        folder = tmp_path / evil.replace("/", "")
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(record))
+        command("report", folder, "--out", tmp_path / "out")
+        page = (tmp_path / "out/report.html").read_text()
+        assert "&lt;script&gt;" in page
+        assert "<script" not in page.lower()
+        assert "<svg onload" not in page
+        assert "\"'><" not in page
+
+    @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+    def test_in_a_real_browser(self, report, tmp_path):
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+        address = (report[1] / "report" / "report.html").as_uri()
+        words = ["chromium", *flags, "--virtual-time-budget=2000", "--dump-dom", address]
+        dom = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+        assert dom.count("<svg") >= 6
+        assert "Side by side" in dom
+        shot = tmp_path / "page.png"
+        words = ["chromium", *flags, "--window-size=1280,7000", f"--screenshot={shot}", address]
+        subprocess.run(words, capture_output=True, timeout=120, check=True)
+        from PIL import Image
+
+        pixels = np.asarray(Image.open(shot).convert("RGB"), dtype=int)
+        coloured = (pixels.max(axis=2) - pixels.min(axis=2) > 60).mean()
+        assert coloured > 0.003  # the pictures are really drawn
+
+
+class Checker(html.parser.HTMLParser):
+    """Counts what accessibility asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.figures = self.unnamed_pictures = self.tables = self.tables_without_headers = 0
+        self._headers = 0
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        if tag == "svg":
+            self.figures += 1
+            self.unnamed_pictures += not (values.get("role") == "img" and len(values.get("aria-label") or "") > 20)
+        elif tag == "table":
+            self.tables += 1
+            self._headers = 0
+        elif tag == "th" and values.get("scope"):
+            self._headers += 1
+
+    def handle_endtag(self, tag):
+        if tag == "table":
+            self.tables_without_headers += self._headers == 0
+
+
+def test_a_page_does_not_depend_on_the_order_of_the_rows(tmp_path):
+    """Rows are in the order of the fits when computed, and in that of their names when read back."""
+    silent = {"not_applicable": NoAnswer(reason="needs_reserve")}
+    run = stored(build({"dataset": "noisy-digits", "seed": 1}), dict.fromkeys(("ts", "irm", "ets", "mine"), 0.1))
+    run = with_rows(run, lambda rows: {name: row.model_copy(update=silent) for name, row in rows.items()})
+    turned = with_rows(run, lambda rows: dict(reversed(rows.items())))
+    told = [line.partition(":")[0] for line in tables.remarks(collect.Study((run,)))]
+    assert told == ["ts", "ets", "irm", "mine"]
+    pages = [page.write_report([one], tmp_path / name).read_bytes() for one, name in ((run, "a"), (turned, "b"))]
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.processes
+def test_drawing_results_imports_no_torch(tmp_path):
+    """Neither the page of a run nor that of the paper's artifacts."""
+    code = f"""
+import sys
+from pathlib import Path
+
+from tcil.experiments.process.screen import Screen
+from tcil.experiments.reporting.collect import read_runs
+from tcil.experiments.reporting.page import write_report
+from tcil.experiments.reproduction.artifacts import artifacts_named
+from tcil.experiments.reproduction.draw import draw
+from tcil.experiments.reproduction.finished import FinishedRuns
+from tcil.experiments.reproduction.schedules import editions
+
+runs = read_runs([Path({str(ROOT / "docs/results/full-size")!r})])[:1]
+write_report(runs, Path({str(tmp_path / "report.html")!r}))
+finished = FinishedRuns(editions("paper"), runs)
+draw([*artifacts_named("policies"), *artifacts_named("claims")], finished, Path({str(tmp_path / "paper")!r}), Screen())
+sys.exit("torch" in sys.modules)
+"""
+    outcome = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "paper/report.html").exists()

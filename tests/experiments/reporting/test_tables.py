@@ -1,0 +1,147 @@
+"""Summaries and comparisons of studies."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from stored_runs import DIGITS, command, stored, with_rows, with_settings
+from tcil.experiments.config.settings import build
+from tcil.experiments.reporting import collect, tables
+from tcil.experiments.runs.reasons import NoAnswer
+from tcil.foundation.options import Verdict
+
+
+@pytest.mark.parametrize(
+    ("scores", "winner"),
+    [
+        ({"a": [0.1, 0.11, 0.09], "b": [0.5, 0.52, 0.49]}, "a"),
+        ({"a": [0.1, 0.9, 0.09], "b": [0.5, 0.52, 0.49]}, None),
+        ({"a": [0.1], "b": [0.5]}, None),
+        ({"a": [0.1, 0.11, 0.09], "b": [0.5, 0.52, 0.49], "c": [0.9]}, "a"),  # c lost with the one seed it has
+        ({"a": [0.1, 0.11, 0.09], "b": [0.5, 0.52, 0.49], "c": [0.05]}, None),  # c, with one seed, is lower
+        ({"a": [0.1, 0.11, 0.09], "b": [0.5, 0.52, 0.49], "c": [0.12]}, "a"),
+    ],
+)
+def test_bold_needs_more_than_the_least_mean(scores, winner):
+    runs = [
+        stored(
+            build({"dataset": "noisy-digits", "seed": seed}),
+            {name: own[seed] for name, own in scores.items() if seed < len(own)},
+        )
+        for seed in range(max(map(len, scores.values())))
+    ]
+    assert tables.best(collect.Study(tuple(runs)), list(scores), "ece") == winner
+
+
+def test_what_was_odd_is_said(runs):
+    study = next(s for s in collect.studies(collect.read_runs([runs])) if s.settings.validation)
+    accuracies = iter([0.25, 0.5, 0.125])
+
+    def odd(rows):
+        missed = {"reason": "not_reachable", "max_noise": 100.0, "accuracy": 0.9, "noise": 1e-5}
+        silent = NoAnswer(**missed, target_accuracy=next(accuracies))
+        perturbed = rows["vanilla"].model_copy(update={"title": "PerturbTS", "not_applicable": silent})
+        fit = rows["t-cil"].result.model_copy(update={"verdicts": (Verdict.TARGET_BELOW_RANGE, Verdict.OK)})
+        other = perturbed.titled("mine").model_copy(
+            update={"not_applicable": NoAnswer(reason="other", words="no noise; the nearest was 3")}
+        )
+        return {"t-cil": rows["t-cil"].model_copy(update={"result": fit}), "perturb-ts": perturbed, "mine": other}
+
+    notes = tables.summary(collect.Study((with_rows(study.runs[0], odd),))).notes
+    assert notes == (
+        "One seed.",
+        "PerturbTS: n/a: no noise up to 100 brings accuracy to 0.125 to 0.500 (3 of 3 tasks).",
+        "T-CIL: already the clean new exemplars give a temperature at or above the target (3 of 3 tasks).",
+        "mine: n/a: no noise (3 of 3 tasks).",
+    )
+
+
+class TestCompare:
+    def test_differences_are_paired(self, runs, tmp_path):
+        first, second = tmp_path / "a", tmp_path / "b"
+        own = [r for r in collect.read_runs([runs]) if r.settings.learner == "er" and r.settings.validation]
+        collect.keep(own, first)
+        worse = []
+        for run in own:
+            more = 0.01 * run.seed
+            worse.append(
+                with_rows(
+                    run,
+                    lambda rows, more=more: {
+                        **rows,
+                        "ts": rows["ts"].model_copy(update={"ece": rows["ts"].ece + more}),
+                    },
+                )
+            )
+        collect.keep(worse, second)
+        output = command("compare", first, second, "--out", tmp_path / "tables")
+        rows = list(csv.reader((tmp_path / "tables/tables.csv").read_text().splitlines()))
+        lines = [row for row in rows if (row[0], row[3]) == ("ECE, A against B", "ER on noisy-digits: TS")]
+        found = {row[4]: row[5] for row in lines}
+        assert found["B - A"] == "1.5"
+        ends = stats.ttest_1samp([1.0, 2.0], 0).confidence_interval(0.95)
+        assert [float(found[end]) for end in ("low", "high")] == pytest.approx(list(ends), rel=1e-4)
+        assert found["n"] == "2"
+        assert "B - A" in output
+
+    def test_what_one_side_lacks_is_not_run_there(self):
+        """Each setting of a learner has its own rows, and what has no partner is counted."""
+        a = [
+            stored(build({"dataset": "noisy-digits", "seed": s, "memory": m}), {"ts": 0.1, "irm": 0.2})
+            for s in (1, 2)
+            for m in (100, 60)
+        ]
+        b = [
+            stored(build({"dataset": "noisy-digits", "seed": s, "memory": m}), {"ts": 0.1 + s / 100})
+            for s in (1, 2, 3)
+            for m in (100, 60)
+        ]
+        grid = tables.comparison(a, b, "ece")
+        assert {row.block for row in grid.rows} == {"ER on noisy-digits, memory 100", "ER on noisy-digits, memory 60"}
+        found = {row.label: [cell.text() for cell in row.cells] for row in grid.rows}
+        assert found["ER on noisy-digits, memory 60: irm"] == ["20.00 ± 0.00", "not run", "", "", "", ""]
+        assert found["ER on noisy-digits, memory 60: ts"][2:] == ["+1.50", "-4.85", "+7.85", "2"]
+        assert "Left out, without a run to pair with: 0 of A, 2 of B." in grid.notes
+
+    def test_both_sides_are_over_the_same_pairs(self):
+        a = [stored(build({"dataset": "noisy-digits", "seed": s}), {"ts": s / 100}) for s in (1, 2, 3)]
+        b = [
+            stored(build({"dataset": "noisy-digits", "seed": s}), {"ts": s / 100} if s > 1 else {"irm": 0.1})
+            for s in (1, 2, 3)
+        ]
+        (row,) = [row for row in tables.comparison(a, b, "ece").rows if row.label.endswith(": ts")]
+        assert [cell.text() for cell in row.cells] == ["2.50 ± 0.50", "2.50 ± 0.50", "+0.00", "+0.00", "+0.00", "2"]
+
+    def test_imported_runs_pair_wherever_they_lie(self):
+        run = stored(build({"dataset": "noisy-digits", "seed": 1}), {"ts": 0.1})
+        imported = with_settings(run, {"dataset": "mine", "learner": "own", "imported": True})
+        a, b = (dataclasses.replace(imported, path=Path(name)) for name in ("a", "b"))
+        (row,) = tables.comparison([a], [b], "ece").rows
+        assert row.cells[-1].words == "1"
+        assert [study.title for study in collect.studies([a, b])] == ["OWN on mine, a", "OWN on mine, b"]
+
+    def test_nothing_to_pair(self, runs, tmp_path):
+        own = [r for r in collect.read_runs([runs]) if r.settings.learner == "er"]
+        other = [r for r in collect.read_runs([runs]) if r.settings.learner == "wa"]
+        with pytest.raises(ValueError, match="B: got no run"):
+            tables.comparison(own, other, "ece")
+
+    def test_a_set_with_itself(self, runs):
+        own = collect.read_runs([runs])
+        rows = [row for row in tables.comparison(own, own, "ece").rows if row.cells[0].words != "n/a"]
+        assert rows
+        for row in rows:
+            assert [cell.text() for cell in row.cells[2:]] == ["+0.00", "+0.00", "+0.00", "2"]
+
+    def test_what_changed_is_named_and_paired(self, runs, tmp_path):
+        words = [*DIGITS, "--seeds", "1,2", "--set", "memory=60", "--calibrators", "vanilla,ts"]
+        command("run", *words, "--out", tmp_path)
+        old = [r for r in collect.read_runs([runs]) if r.settings.learner == "er"]
+        grid = tables.comparison(old, collect.read_runs([tmp_path]), "ece")
+        assert "memory 100 in A, 60 in B" in grid.notes[1]
+        assert {row.cells[-1].words for row in grid.rows if row.cells[2].spread} == {"2"}

@@ -1,0 +1,456 @@
+"""Runs: settings, the whole path on digits, resuming to the bit, calibrating anew, the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tcil.experiments.cli.app import app
+from tcil.experiments.config.presets import PRESETS
+from tcil.experiments.config.settings import RunSettings, build, expand
+from tcil.experiments.runs.complete import check_options
+from tcil.experiments.runs.entries import CALIBRATORS
+from tcil.experiments.runs.importing import import_run
+from tcil.experiments.runs.reasons import NotApplicableReason
+from tcil.experiments.runs.run import Run
+from tcil.experiments.runs.store import RunFolder
+from tcil.experiments.runs.tasks import EXEMPLARS, RESERVE, check_indices, make_stream, task_generator
+from tcil.incremental.data.datasets import load_dataset
+from tcil.incremental.learners import LEARNERS
+
+SHORT = {"dataset": "noisy-digits", "epochs": 2, "milestones": [1], "tasks": 3, "memory": 40}
+TUNED = {"finetune_epochs": 2, "finetune_milestones": [1]}
+
+
+def short(learner="er", **changes):
+    options = {"learner_options": TUNED} if learner in ("eeil", "der") else {}
+    return build({"learner": learner, **SHORT, **options, **changes})
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits")
+
+
+class TestSettings:
+    def test_presets_carry_the_papers_settings(self):
+        sizes = {
+            ("er", "cifar10"): 500, ("er", "cifar100"): 500, ("er", "tiny-imagenet"): 100,
+            ("eeil", "cifar10"): 300, ("eeil", "cifar100"): 300, ("eeil", "tiny-imagenet"): 200,
+            ("wa", "cifar10"): 100, ("wa", "cifar100"): 500, ("wa", "tiny-imagenet"): 100,
+            ("der", "cifar10"): 500, ("der", "cifar100"): 1000, ("der", "tiny-imagenet"): 100,
+        }  # fmt: skip
+        for (learner, dataset), size in sizes.items():
+            s = build({"dataset": dataset, "learner": learner})
+            assert s.validation == size
+            assert (s.epochs, s.milestones, s.lr, s.weight_decay) == (200, (100, 150), 0.1, 2e-4)
+        assert [build({"dataset": d}).memory for d in ("cifar10", "cifar100", "tiny-imagenet")] == [200, 2000, 4000]
+        assert [build({"dataset": d}).tasks for d in ("cifar10", "cifar100", "tiny-imagenet")] == [5, 10, 10]
+        assert [build({"dataset": d}).batch_size for d in ("cifar10", "cifar100", "tiny-imagenet")] == [128, 128, 256]
+
+    def test_every_preset_builds_for_every_learner(self):
+        for preset in PRESETS:
+            for learner in ("er", "eeil", "wa", "der"):
+                assert build({"preset": preset, "learner": learner}).learner == learner
+
+    def test_the_key_is_the_settings(self):
+        one, same, other = build({}), build({"dataset": "letters"}), build({"seed": 2})
+        assert one.key == same.key != other.key
+        assert one.name.startswith("letters-er-seed1-")
+
+    @pytest.mark.parametrize("dataset", ["cifar100", "tiny-imagenet"])
+    def test_at_20_tasks(self, dataset):
+        for learner in ("er", "eeil", "wa", "der"):
+            s = build({"dataset": dataset, "learner": learner, "tasks": 20})
+            assert (s.tasks, s.validation, s.validation_pool) == (20, 100, 100)
+            assert s.learner_options.get("finetune_epochs") == {"eeil": 100, "der": 100}.get(learner)
+        assert build({"dataset": dataset, "tasks": 20, "validation": 300}).validation == 300
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"epoch": 3}, "epoch: got 3; there is no such setting. Did you mean 'epochs'?"),
+            ({"lr": -1}, "lr: got -1; Input should be greater than 0"),
+            ({"preset": "cifar100mini"}, "preset: got 'cifar100mini'.*Did you mean 'cifar100-mini'"),
+            ({"validation": 100, "validation_pool": 5}, "validation_pool is 5, less than validation"),
+            ({"epochs": 5, "milestones": [7]}, "milestones .* must lie before epochs"),
+        ],
+    )
+    def test_errors(self, values, message):
+        with pytest.raises(ValueError, match=message):
+            build(values)
+
+    def test_a_grid(self):
+        runs = expand({"seeds": [1, 2], "learners": ["er", "wa"]})
+        assert [(r.learner, r.seed) for r in runs] == [("er", 1), ("er", 2), ("wa", 1), ("wa", 2)]
+
+    def test_round_trip(self):
+        s = short("der", tasks=[2, 3, 5])
+        assert RunSettings(**json.loads(json.dumps(s.model_dump(mode="json")))) == s
+
+
+@pytest.mark.parametrize("learner", ["er", "eeil", "wa", "der"])
+def test_every_learner_with_every_calibrator(learner, digits, tmp_path):
+    run = Run(short(learner, reserve=0.25), tmp_path / "run", dataset=digits)
+    results = run.execute()
+    assert [task.seen for task in results.tasks] == [4, 7, 10]
+    for task in results.tasks:
+        assert set(task.calibrators) == set(CALIBRATORS)
+        for name, row in task.calibrators.items():
+            if not row.answered:
+                assert name == "perturb-ts" or (name.startswith("reserve") and task.task == 0)
+                continue
+            assert 0 <= row.ece <= 1
+            assert row.accuracy == task.calibrators["vanilla"].accuracy
+            if interval := row.temperature_interval:
+                assert interval[0] < row.temperature < interval[1]
+            assert len(row.by_task.accuracy) == task.task + 1
+    assert any(task.calibrators["t-cil"].temperature_interval for task in results.tasks)
+    assert run.store.read_results() == results  # what is written is what was computed
+    assert [run.store.read_task_result(task.task) for task in results.tasks] == list(results.tasks)
+    files = {path.name for path in (tmp_path / "run" / "task-02").iterdir()}
+    assert files == {"indices.safetensors", "model.safetensors", "logits.safetensors", "results.json"}
+
+
+def test_other_settings_are_refused(digits, tmp_path):
+    Run(short(tasks=2), tmp_path / "run", dataset=digits).execute(["vanilla"])
+    with pytest.raises(ValueError, match="which holds a run with other settings"):
+        Run(short(tasks=2, seed=2), tmp_path / "run", dataset=digits).execute(["vanilla"])
+
+
+def test_rows_are_checked(digits, tmp_path):
+    run = Run(short(), tmp_path / "run", dataset=digits)
+    task = run.stream[0]
+    good = {c: task.train[run.stream.columns[task.train] == c][:3] for c in task.columns}
+    check_indices(run.stream, 0, good, {})
+    with pytest.raises(RuntimeError, match="not apart"):
+        check_indices(run.stream, 0, {**good, 0: task.valid[:3]}, {})
+    with pytest.raises(RuntimeError, match="not apart"):
+        check_indices(run.stream, 0, good, {0: task.train[:2]})
+
+
+class TestCommandLine:
+    def test_help_imports_no_torch(self):
+        code = (
+            "import sys\n"
+            "from typer.testing import CliRunner\n"
+            "from tcil.experiments.cli.app import app\n"
+            "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+            "assert CliRunner().invoke(app, ['run', '--help']).exit_code == 0\n"
+            "sys.exit('torch' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+    @pytest.mark.parametrize(
+        ("command", "word"), [("datasets", "cifar100"), ("learners", "eeil"), ("calibrators", "t-cil")]
+    )
+    def test_lists(self, command, word):
+        outcome = CliRunner().invoke(app, [command])
+        assert outcome.exit_code == 0
+        assert word in outcome.stdout
+
+    def test_run_resume_and_calibrate(self, tmp_path):
+        arguments = [
+            "run",
+            "--dataset",
+            "noisy-digits",
+            "--out",
+            str(tmp_path),
+            "--set",
+            "epochs=1",
+            "--set",
+            "tasks=2",
+            "--set",
+            "memory=30",
+        ]
+        outcome = CliRunner().invoke(app, arguments)
+        assert outcome.exit_code == 0, outcome.output
+        folder = next(path for path in tmp_path.iterdir() if "Vanilla, all data" in (path / "results.json").read_text())
+        assert len(list(tmp_path.iterdir())) == 2  # the run, and the training on all data
+        page = (folder / "report.html").read_text()
+        assert "T-CIL" in page
+        assert "http://" not in page.replace("http://www.w3.org", "")
+        before = (folder / "results.json").read_bytes()
+        again = CliRunner().invoke(app, arguments)
+        assert again.exit_code == 0
+        assert (folder / "results.json").read_bytes() == before
+        anew = CliRunner().invoke(app, ["calibrate", str(folder), "--calibrators", "ts,t-cil", "--redraw", "3"])
+        assert anew.exit_code == 0, anew.output
+        assert "over 3 draws" in anew.stdout
+
+    def test_study_file_and_flags(self, tmp_path):
+        study = tmp_path / "study.toml"
+        study.write_text('learner = "wa"\nepochs = 1\ntasks = 2\nseeds = [1, 2]\n')
+        outcome = CliRunner().invoke(app, ["run", str(study), "--seeds", "7", "--dry-run"])
+        assert outcome.exit_code == 0, outcome.output
+        assert "2 trainings" in outcome.stdout  # one of them on all the data
+        assert outcome.stdout.count("wa-seed7") == 2
+        words = ["run", str(study), "--learner", "der", "--set", "seed=9", "--dry-run", "--no-full-data"]
+        outcome = CliRunner().invoke(app, words)
+        assert "1 training to run" in outcome.stdout
+        assert "der-seed9" in outcome.stdout
+
+    def test_errors_are_plain(self):
+        outcome = CliRunner().invoke(app, ["run", "--set", "epoch=3"])
+        assert outcome.exit_code == 2
+        assert "Did you mean 'epochs'?" in outcome.output
+        assert "Traceback" not in outcome.output
+        outcome = CliRunner().invoke(app, ["run", "--dataset", "cifar100"])
+        assert "Say --data DIR" in outcome.output
+        outcome = CliRunner().invoke(app, ["run", "--seeds", "one"])
+        assert "expected whole numbers by comma" in outcome.output
+
+
+class TestImport:
+    """What a run computed, handed over as files and imported, gives the same figures."""
+
+    @pytest.fixture
+    def exported(self, digits, tmp_path):
+        from safetensors.torch import load_file
+
+        run = Run(short(tasks=2, class_order_seed=5), tmp_path / "run", dataset=digits)
+        results = run.execute(["vanilla", "ts", "t-cil", "first-task-ts", "exemplar-ts"])
+        source = tmp_path / "source"
+        source.mkdir()
+        order = torch.tensor(run.stream.order)
+        lists = [[run.stream.order[c] for c in task.columns] for task in run.stream]
+        tasks = {"tasks": lists, "dataset": "digits", "network": "small_cnn"}
+        (source / "tasks.json").write_text(json.dumps(tasks))
+        for task in run.stream:
+            folder = tmp_path / "run" / f"task-{task.index:02d}"
+            logits, rows = load_file(folder / "logits.safetensors"), load_file(folder / "indices.safetensors")
+            valid = torch.isin(rows["pool"], rows["valid"])
+            arrays = {
+                "test_logits": logits["test_logits"], "test_labels": order[logits["test_columns"]],
+                "valid_logits": logits["pool_logits"][valid], "valid_labels": order[logits["pool_columns"][valid]],
+                "memory_logits": logits["memory_logits"], "memory_labels": order[logits["memory_columns"]],
+                "memory_rows": rows["memory"], "valid_rows": rows["valid"],
+            }  # fmt: skip
+            np.savez(source / f"task-{task.index:02d}.npz", **{k: v.numpy() for k, v in arrays.items()})
+            (source / f"task-{task.index:02d}.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+        return source, results
+
+    def test_same_figures(self, exported, tmp_path):
+        source, results = exported
+        names = ["vanilla", "ts", "t-cil", "first-task-ts", "exemplar-ts"]
+        again = import_run(source, tmp_path / "in", data=None, calibrators=names)
+        for one, other in zip(results.tasks, again.tasks, strict=True):
+            for name in names:
+                assert other.calibrators[name].ece == pytest.approx(one.calibrators[name].ece, abs=1e-6)
+
+    def test_logits_alone(self, exported, tmp_path):
+        source, _ = exported
+        record = json.loads((source / "tasks.json").read_text())
+        (source / "tasks.json").write_text(json.dumps({"tasks": record["tasks"]}))
+        outcome = CliRunner().invoke(app, ["import", str(source), "--out", str(tmp_path / "out")])
+        assert outcome.exit_code == 0, outcome.output
+        rows = RunFolder(tmp_path / "out" / "imported-source").read_results().tasks[1].calibrators
+        assert rows["t-cil"].not_applicable.reason is NotApplicableReason.NEEDS_IMAGES
+        assert rows["ts"].answered
+        assert (tmp_path / "out" / "imported-source" / "report.html").exists()
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda s: (s / "tasks.json").unlink(), "tasks.json"),
+            (lambda s: (s / "tasks.json").write_text("{}"), "without a list of tasks"),
+            (lambda s: (s / "task-01.npz").unlink(), "task-01.npz"),
+            (lambda s: (s / "task-01.safetensors").unlink(), "the weights of every task"),
+            (lambda s: (s / "tasks.json").write_text('{"tasks": [[0, 1], [1, 2]]}'), "repeated labels"),
+        ],
+    )
+    def test_bad_sources(self, exported, tmp_path, damage, message):
+        damage(exported[0])
+        with pytest.raises(ValueError, match=message):
+            import_run(exported[0], tmp_path / "in", data=None, calibrators=["ts"])
+
+
+def test_same_numbers_as_recalibrated(digits, tmp_path):
+    """What `tcil calibrate` computes from the stored files is what the run computed."""
+    from tcil.experiments.runs.calibrate import calibrate
+
+    run = Run(short("wa", tasks=2), tmp_path / "run", dataset=digits)
+    results = run.execute(["ts", "t-cil"])
+    history = {}
+    for stored, (task, memory, learner) in zip(results.tasks, run.walk(), strict=True):
+        anew = calibrate(run.finished(task, memory, learner, history), ["ts", "t-cil"])
+        assert anew == stored
+        history = anew.history
+
+
+def test_no_stage_draws_what_the_memory_draws(digits, tmp_path, monkeypatch):
+    seeds = {task_generator(short(), task, purpose).initial_seed() for task in range(3) for purpose in range(10)}
+    assert len(seeds) == 30
+    assert {EXEMPLARS, RESERVE} == {8, 9}  # as ever: other numbers would change the runs that are there
+    monkeypatch.setattr(LEARNERS["er"], "stages", lambda self, task: tuple(map(str, range(9))))
+    with pytest.raises(ValueError, match="learner: got 'er' with 9 stages in a task; expected at most 8 stages"):
+        Run(short(), tmp_path / "run", dataset=digits).execute(["vanilla"])
+
+
+def test_reserve_is_never_trained_on(digits, tmp_path):
+    run = Run(short(reserve=0.25, memory=80), tmp_path / "run", dataset=digits)
+    trained = torch.cat([task.train for task in run.stream])
+    for _, memory, _ in run.walk(lambda progress: None):
+        assert len(memory.reserve_rows)
+        assert not set(memory.reserve_rows.tolist()) & set(trained.tolist())
+
+
+class TestLegalButOdd:
+    """Settings that a review found to be mishandled."""
+
+    def run(self, tmp_path, *words):
+        start = ["run", "--preset", "digits", "--out", str(tmp_path), "--set", "epochs=1"]
+        return CliRunner().invoke(app, [*start, *words])
+
+    def test_validation_alone(self):
+        assert (build({"validation": 20}).validation, build({"validation": 20}).validation_pool) == (20, 80)
+        assert build({"validation": 100}).validation_pool == 100
+
+    def test_options_of_the_preset_hold_where_no_other_is_named(self):
+        options = {"head": "growing"}
+        s = build({"preset": "cifar100-mini", "learner": "eeil", "learner_options": options})
+        assert s.learner_options == {"finetune_epochs": 10, "finetune_milestones": [4, 7], "head": "growing"}
+
+    def test_unequal_tasks_have_the_same_validation_size(self, digits):
+        stream = make_stream(build({"tasks": [4, 2, 3], "validation": 24, "validation_pool": 48}), digits)
+        assert [len(task.valid) for task in stream] == [24, 24, 24]
+        assert [len(task.pool) for task in stream] == [48, 48, 48]
+
+    def test_without_a_validation_set(self, tmp_path, digits):
+        results = Run(short(validation=0), tmp_path, dataset=digits).execute()
+        for task in results.tasks:
+            assert task.calibrators["vanilla"].answered
+            assert task.calibrators["ts"].not_applicable.sentence == "needs a validation set"
+            assert not task.calibrators["t-cil"].answered
+
+    def test_the_reserve_is_of_old_classes(self, tmp_path, digits):
+        results = Run(short(reserve=0.25), tmp_path, dataset=digits).execute()
+        first, *rest = (task.calibrators["reserve-ts"] for task in results.tasks)
+        assert first.not_applicable.reason is NotApplicableReason.NO_OLD_TASK
+        assert all(row.answered for row in rest)
+
+    def test_other_images_in_the_same_folder_are_refused(self, tmp_path, digits):
+        Run(short(), tmp_path, dataset=digits).execute()
+        other = dataclasses.replace(digits, train=dataclasses.replace(digits.train, images=255 - digits.train.images))
+        with pytest.raises(ValueError, match="data: got other images"):
+            Run(short(), tmp_path, dataset=other).execute()
+
+    def test_vanilla_on_all_data_stays(self, tmp_path):
+        few = ["--calibrators", "vanilla,ts"]
+        for words in (few, [*few, "--no-full-data"], ["--calibrators", "ts[solver=sgd]", "--no-full-data"]):
+            assert self.run(tmp_path, *words).exit_code == 0
+        (folder,) = [p for p in tmp_path.iterdir() if "vanilla-all-data" in (p / "results.json").read_text()]
+        rows = json.loads((folder / "results.json").read_text())["tasks"][0]["calibrators"]
+        assert {"vanilla-all-data", "ts", "ts[solver=sgd]"} <= set(rows)
+
+    def test_environment_is_of_what_was_computed(self, tmp_path, digits):
+        Run(short(), tmp_path, dataset=digits).execute()
+        record = json.loads((tmp_path / "environment.json").read_text())
+        del record["checksum"]  # as whoever changes a file by hand must
+        (tmp_path / "environment.json").write_text(json.dumps({**record, "torch": "of that day"}))
+        Run(short(), tmp_path, dataset=digits).execute()
+        again = json.loads((tmp_path / "environment.json").read_text())
+        assert again["torch"] == "of that day"
+        assert set(again["seconds"]["task-02"]) == {"training", "calibration"}
+
+    def test_threads_are_those_that_the_run_began_with(self, tmp_path, digits):
+        before = torch.get_num_threads()
+        (tmp_path / "environment.json").write_text('{"threads": 3}')
+        seen = []
+        Run(short(), tmp_path, dataset=digits).execute(listener=lambda p: seen.append(torch.get_num_threads()))
+        assert set(seen) == {3}
+        assert torch.get_num_threads() == before
+
+    def test_redraw_redraws_the_first_task_too(self, tmp_path):
+        assert self.run(tmp_path, "--no-full-data", "--calibrators", "ts,first-task-ts").exit_code == 0
+        (folder,) = tmp_path.iterdir()
+        words = ["calibrate", str(folder), "--redraw", "4", "--calibrators", "ts,first-task-ts"]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        draws = RunFolder(folder).read_draws().root
+        assert all(len(set(values)) > 1 for values in draws.values())
+        assert set(draws) == {"TS", "First-task TS"}
+
+    def test_redraw_without_a_larger_pool_is_refused(self, tmp_path):
+        words = ["--no-full-data", "--calibrators", "ts", "--set", "validation=40", "--set", "validation_pool=40"]
+        assert self.run(tmp_path, *words).exit_code == 0
+        (folder,) = tmp_path.iterdir()
+        outcome = CliRunner().invoke(app, ["calibrate", str(folder), "--redraw", "4"])
+        assert outcome.exit_code == 2
+        assert "redraw: got 4" in outcome.output
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--set", "epochs=ten"], "epochs: got 'ten'"),
+            (["--set", "dataset=[1]"], "dataset: got [1]"),
+            (["--set", "epochs.x=2"], "--set: got 'epochs.x=2'"),
+            (["--set", "tasks=[0,5]"], "tasks is (0, 5)"),
+            (["--set", "tasks=[]"], "tasks is ()"),
+            (["--set", "tasks=10"], "tasks: got [1, 1"),
+            (["--set", "classes=50"], "classes: got 50"),
+            (["--set", "memory=5"], "memory: got 5"),
+            (["--set", "validation=1"], "validation: got 1"),
+            (
+                ["--learner", "eeil", "--set", "learner_options.finetune_epochs=abc"],
+                "option finetune_epochs of learner",
+            ),
+            (["--learner", "der", "--set", "learner_options.finetune_milestones=3"], "option finetune_milestones of"),
+            (["--learner", "eerr"], "learner: got 'eerr'"),
+            (["--set", "network=resnet32"], "network: got 'resnet32'"),
+            (["--set", "optimizer=sdg"], "optimizer: got 'sdg'"),
+            (["--device", "cuda"], "device: got 'cuda'"),
+            (["--device", "gpu"], "device: got 'gpu'"),
+            (["--log", "tensorboards"], "log: got 'tensorboards'"),
+            (["--calibrators", "ts,"], "calibrators: got 'ts,'"),
+            (["--calibrators", "ts[solver=fast]"], "solver: got 'fast'"),
+            (["--calibrators", "t-cil[polcy=random]"], "Did you mean 'policy'"),
+            (["--calibrators", "vanilla[x=1]"], "vanilla, which has no options"),
+            (["--calibrators", "t-cil[device=cuda]"], "device: got 'cuda'"),
+            (["--calibrators", "ts,perturb-ts[device=gpu]"], "device: got 'gpu'"),
+            (["--calibrators", "pact[device=meta]"], "device: got 'meta'"),
+            (["--set", "epochs=true"], "epochs: got True"),
+            (["--set", "lr=true"], "lr: got True"),
+            (["--set", "tasks=[true,2]"], "tasks: got [True, 2]"),
+            (["--set", "milestones=[-1]"], "milestones.0: got -1"),
+        ],
+    )
+    def test_errors_before_any_work(self, tmp_path, words, message):
+        if message.startswith("device: got 'cuda'") and torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+        outcome = self.run(tmp_path / "runs", *words)
+        assert outcome.exit_code == 2, outcome.output
+        assert message in " ".join(outcome.output.split())
+        assert not list(tmp_path.rglob("*.safetensors"))
+
+    @pytest.mark.parametrize("words", [["run", "--dry-run"], ["sweep"], ["sweep", "--on", "serial"]])
+    def test_a_calibrator_on_a_device_that_is_not_there(self, tmp_path, words):
+        """Also where the runs are only planned, or done by processes. Ray's machines may have other devices."""
+        calibrators = "ts,t-cil[device=no-such]"
+        outcome = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "runs"), "--calibrators", calibrators])
+        assert outcome.exit_code == 2, outcome.output
+        assert "device: got 'no-such'" in outcome.output
+        assert not list(tmp_path.iterdir())
+        check_options(("t-cil[device=no-such]",), None, here=False)
+
+    def test_a_folder_is_no_study(self, tmp_path):
+        outcome = CliRunner().invoke(app, ["run", str(tmp_path)])
+        assert outcome.exit_code == 2
+        assert "study: got" in outcome.output
+
+    def test_out_cannot_be_made(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        (tmp_path / "link").symlink_to("nowhere")
+        for out, what in {"file": "which is a file", "file/x": "which is a file", "link": "where nothing is"}.items():
+            for words in (["run"], ["run", "--dry-run"], ["sweep"], ["report", tmp_path], ["import", tmp_path]):
+                outcome = CliRunner().invoke(app, [*map(str, words), "--out", str(tmp_path / out)])
+                assert outcome.exit_code == 2
+                assert f"error: out: got {tmp_path / out}, " in outcome.output
+                assert f"{what}; expected a folder, or a name that is free." in outcome.output
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]

@@ -1,0 +1,88 @@
+"""Image passes by hand, speeds, and the time left of all runs together."""
+
+from __future__ import annotations
+
+import pytest
+
+from tcil.experiments.config.settings import build
+from tcil.experiments.scheduling.cost import (
+    A100,
+    Outlook,
+    Passes,
+    count_passes,
+    given_speed,
+    passes_as_released,
+)
+from tcil.experiments.scheduling.job import Job
+from tcil.experiments.scheduling.status import Status
+
+SMALL = {
+    "preset": "cifar100", "tasks": 2, "classes": 20, "memory": 200, "epochs": 10, "validation": 100,
+    "validation_pool": 100,
+}  # fmt: skip
+
+
+def passes(learner, **more):
+    settings = build({**SMALL, "learner": learner, **more})
+    return [dict(task) for task in count_passes(settings, [10, 10], [4900, 4900]).tasks]
+
+
+class TestPasses:
+    def test_by_hand(self):
+        """Task 1 has 4,900 new rows and 200 exemplars, 20 of each class; balanced data have 400 rows."""
+        assert passes("er") == [{"train": 49_000}, {"train": 51_000}]
+        assert passes("wa")[1] == {"train": pytest.approx(51_000 * 4 / 3)}
+        assert passes("eeil")[1] == pytest.approx({"train": 51_000 * 4 / 3, "finetune": 30 * 400 * 4 / 3})
+
+    def test_frozen_extractors(self):
+        """With crops in every epoch; without, each image and its mirror image once."""
+        assert passes("der")[1] == pytest.approx({"train": 51_000 * 4 / 3, "finetune": 30 * 400 * 2 / 3})
+        kept = passes("der", crop=0)[1]
+        assert kept == pytest.approx({"train": 51_000 + 2 * 5_100 / 3, "finetune": 2 * 400 * 2 / 3})
+
+    def test_as_released_is_as_counted(self):
+        settings = build(SMALL)
+        assert passes_as_released(settings) == count_passes(settings, [10, 10], [4900, 4900])
+        assert len(passes_as_released(build({"dataset": "image-folder", "tasks": [2, 3]})).tasks) == 2
+
+    def test_parts(self):
+        one = Passes(({"train": 10.0}, {"train": 20.0, "finetune": 5.0}))
+        assert (one.total, one.first(1).total, one.first(None).total, one.after(1)) == (35, 10, 35, 25)
+        assert [one.before(*place) for place in ((0, "train", 0.5), (1, "train", 0.5), (1, "finetune", 1))] == [
+            5,
+            20,
+            35,
+        ]
+        assert one.before(1, "calibrate", 0) == 35
+
+
+def test_speeds():
+    assert A100.seconds("resnet32", 20_000) == 2
+    assert given_speed(["resnet32=100", "resnet18=10"]).seconds("resnet18", 100) == 10
+    for wrong in ("resnet32", "resnet32=fast", "resnet32=0", "resnet32=inf"):
+        with pytest.raises(ValueError, match=r"^images-per-second: got .* expected NETWORK=NUMBER"):
+            given_speed([wrong])
+    with pytest.raises(ValueError, match="network: got 'resnet31'"):
+        given_speed(["resnet31=5"])
+
+
+def test_time_left_of_all_runs(tmp_path):
+    """Two equal runs: one half done after 100 s leaves 300 s; what was found finished is no measure of speed."""
+    time = [0.0]
+    first, second = (Job(build({**SMALL, "seed": seed}), tmp_path, full_data=False) for seed in (1, 2))
+    outlook = Outlook([first, second], now=lambda: time[0])
+    states = {first: ("queued", None), second: ("queued", None)}
+    assert outlook.left(states) == (0.0, None)
+    time[0] = 100.0
+    states[first] = ("running", Status("running", 0, 2, "train", 1000, 1000))
+    done, left = outlook.left(states)
+    assert done == pytest.approx(4_900 / 20_000)
+    assert left == pytest.approx(100 * (1 - done) / done)
+    assert outlook.left({first: ("done", None), second: ("queued", None)}) == (0.5, pytest.approx(100))
+    assert outlook.left({first: ("done", None), second: ("failed", None)}) == (1.0, 0.0)
+    for job in (first, second):
+        (job.folder / "task-00").mkdir(parents=True)
+        (job.folder / "task-00" / "results.json").write_text("{}")
+    later = Outlook([first, second], now=lambda: time[0])
+    share, left = later.left({first: ("queued", None), second: ("queued", None)})
+    assert (share, left) == (pytest.approx(49_000 / 100_000), None)

@@ -1,0 +1,58 @@
+"""What a set of runs will cost, where data are missing and where a dataset is at fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from tcil.experiments.config.settings import build
+from tcil.experiments.scheduling.cost import Speed
+from tcil.experiments.scheduling.plan import Planned, Standing, plan
+
+OWN = """
+from tcil.incremental.data.datasets import load_dataset
+
+def missing(folder):
+    return load_dataset("cifar100")
+
+def wrong(folder):
+    raise ValueError("data: got nothing that this function likes")
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_plans.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def cells(name):
+    (row,) = plan([Planned(build({"dataset": name, "preset": "digits"}))], None).rows
+    return [cell.words for cell in row.cells]
+
+
+@pytest.mark.parametrize("name", ["cifar100", "own_plans:missing"])
+def test_missing_data_leave_the_cost_unknown(own, name):
+    assert cells(name)[1:] == ["to run", "", "data missing", "unknown"]
+
+
+def test_any_other_error_is_told(own):
+    """Whatever its text looks like."""
+    with pytest.raises(ValueError, match="nothing that this function likes"):
+        cells("own_plans:wrong")
+
+
+def test_first_tasks_what_is_done_and_another_machine():
+    settings = build({"dataset": "digits", "epochs": 2, "tasks": 5, "memory": 60})
+    trainings = [Planned(settings, job=7, until=3, done=1), Planned(settings, Standing.FINISHED)]
+    speed = Speed("the moon", {settings.network: 10.0}, "guessed")
+    grid = plan(trainings, None, speed, ["Something is left out."])
+    first, second = ([cell.words for cell in row.cells] for row in grid.rows)
+    assert grid.rows[0].label.startswith("7 digits-er")
+    assert first[2] == "3 of 5, 1 done"
+    passes = int(first[3].replace(",", ""))
+    assert 0 < passes < 2 * 1800
+    assert first[5] == f"{passes // 10 // 60} min {passes // 10 % 60} s"
+    assert second[1:] == ["finished", "", "", "", ""]
+    assert grid.columns[-1] == "on the moon"
+    assert any(note.startswith("On the moon: about") and "(guessed)" in note for note in grid.notes)
+    assert grid.notes[-1] == "Something is left out."
