@@ -94,6 +94,10 @@ class TestNotReachable:
         assert missed
         assert all(abs(level.accuracy - level.target_accuracy) > 0.03 * result.levels[0].accuracy for level in missed)
 
+    def test_fit_warns(self):
+        with pytest.warns(tcil.CalibrationWarning, match=r"PerturbedTemperatureScaling: .*\(500 samples\)"):
+            assert not hasattr(self.fit(), "temperature_")
+
     def test_using_it_says_so(self, tmp_path):
         calibrator = self.fit()
         for use in (

@@ -627,6 +627,9 @@ class TestOptions:
             ("eeil", {"finetune_lr": -0.1}, "option finetune_lr: got -0.1; expected at least 0"),
             ("eeil", {"distillation": "bc"}, "distillation: got 'bc'.*Did you mean 'bce'"),
             ("wa", {"distillation_temperature": -1}, "option distillation_temperature: got -1"),
+            ("wa", {"distillation_temperature": 0}, "distillation_temperature: got 0; expected greater than 0"),
+            ("eeil", {"distillation_temperature": 0}, "distillation_temperature: got 0; expected greater than 0"),
+            ("der", {"finetune_temperature": 0}, "finetune_temperature: got 0; expected greater than 0"),
         ],
     )
     def test_ranges_of_ours(self, name, given, message):

@@ -28,7 +28,7 @@ class PerturbedExemplars:
     that memory from a loader is never held as a whole; `keep` holds them as well, and the logits of all at every
     magnitude that was asked for, where there are to be many.
 
-    Batches are shared among the ranks of `tcil.sharded()`, each of which gets all rows.
+    Batches are shared among the ranks of `tcil.distributed.sharded()`, each of which gets all rows.
 
     Parameters
     ----------

@@ -65,6 +65,8 @@ class TemperatureFit(Record):
         How it was found.
     limit : float
         Where the optimum lies: 0 or infinity for a degenerate set.
+    verdicts : tuple of tcil.options.Verdict
+        The verdict alone, as all results have it.
 
     Examples
     --------
@@ -81,6 +83,11 @@ class TemperatureFit(Record):
     gradient: float
     n_samples: int
     solver: Solver = Solver.EXACT
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdict alone, as all results have it."""
+        return (self.verdict,)
 
     @property
     def limit(self) -> float:

@@ -36,17 +36,21 @@ class NotFittedError(RuntimeError, AttributeError):
     """
 
 
-class NotReachableError(RuntimeError):
+class NotReachableError(RuntimeError, AttributeError):
     """A calibrator has no answer for this model (PerturbTS's "n/a"); `result_` says where it stopped.
+
+    An AttributeError too, so that `hasattr(calibrator, "temperature_")` is False.
 
     Examples
     --------
     A network that answers the same whatever it sees: no noise lowers its accuracy.
 
-    >>> import torch, tcil
+    >>> import torch, tcil, warnings
     >>> network = torch.nn.Linear(2, 2)
     >>> network.weight.data, network.bias.data = torch.zeros(2, 2), torch.tensor([2.0, 0.0])
-    >>> perturbed = tcil.PerturbedTemperatureScaling().fit(network, (torch.randn(30, 2), torch.arange(30) // 20))
+    >>> valid = torch.randn(30, 2), torch.arange(30) // 20
+    >>> with warnings.catch_warnings(action="ignore"):
+    ...     perturbed = tcil.PerturbedTemperatureScaling().fit(network, valid)
     >>> try:
     ...     perturbed.temperature_
     ... except tcil.NotReachableError as error:

@@ -43,6 +43,8 @@ class TestPasses:
     def test_as_released_is_as_counted(self):
         settings = build(SMALL)
         assert passes_as_released(settings) == count_passes(settings, [10, 10], [4900, 4900])
+        drawn = build({"preset": "letters", "train_per_class": 60, "validation": 20, "validation_pool": 20})
+        assert passes_as_released(drawn) == count_passes(drawn, [4] * 5, [220] * 5)
         assert len(passes_as_released(build({"dataset": "image-folder", "tasks": [2, 3]})).tasks) == 2
 
     def test_parts(self):

@@ -50,7 +50,8 @@ def positive(value: Any, argument: str) -> float:
 def warn_unless_ok(verdict: Verdict, who: str, n_samples: int) -> None:
     """Say that the logits identified no temperature, or nothing else."""
     if verdict is not Verdict.OK:
-        warnings.warn(f"{who}: {verdict.meaning} ({n_samples} samples)", CalibrationWarning, stacklevel=3)
+        samples = f"{n_samples} sample{'' if n_samples == 1 else 's'}"
+        warnings.warn(f"{who}: {verdict.meaning} ({samples})", CalibrationWarning, stacklevel=3)
 
 
 def missing_valid() -> ValueError:

@@ -34,6 +34,8 @@ class EnsembleResult(Record):
         The mean squared error of the probabilities without and with ETS.
     verdict : tcil.options.Verdict
         "ok", or "uniform" where all weight is on 1/K.
+    verdicts : tuple of tcil.options.Verdict
+        The verdict alone, as all results have it.
     n_samples : int
         Rows of logits.
 
@@ -51,6 +53,11 @@ class EnsembleResult(Record):
     mse_after: float
     verdict: Verdict
     n_samples: int
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdict alone, as all results have it."""
+        return (self.verdict,)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -13,6 +13,7 @@ from scipy.optimize import isotonic_regression
 from tcil.calibration.calibrators.base import Calibrator
 from tcil.calibration.calibrators.maps import CalibrationMap, IsotonicMap
 from tcil.foundation.arrays import ArrayLike, logits_and_columns
+from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
 
 
@@ -26,6 +27,8 @@ class IsotonicResult(Record):
         Rows of logits.
     n_knots : int
         Points between which the regression is linear.
+    verdicts : tuple of tcil.options.Verdict
+        Always "ok".
 
     Examples
     --------
@@ -36,6 +39,11 @@ class IsotonicResult(Record):
 
     n_samples: int
     n_knots: int
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Always "ok"; all results have verdicts."""
+        return (Verdict.OK,)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.calibrators.arguments import BOUNDS, missing_valid, positive
+from tcil.calibration.calibrators.arguments import BOUNDS, missing_valid, positive, warn_unless_ok
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.maps import CalibrationMap
 from tcil.calibration.inputs.classifier import Classifier, UsedWeights
@@ -294,9 +294,10 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
         result = PerturbedResult(temperature, reachable, levels, verdicts, len(own))
         mapping = self._map(float("nan") if temperature is None else temperature)
         used = UsedWeights.of(model, classifier.head, places or range(len(names)))
-        return self._fitted(
-            mapping, names, result, head_width=width, columns=places, source=classifier.head, model_hash=used
-        )
+        self._fitted(mapping, names, result, head_width=width, columns=places, source=classifier.head, model_hash=used)
+        for verdict in verdicts:
+            warn_unless_ok(verdict, "PerturbedTemperatureScaling", len(own))
+        return self
 
     def _mapping(self) -> CalibrationMap:
         result = self.result_

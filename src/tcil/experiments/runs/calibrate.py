@@ -38,7 +38,7 @@ def calibrate(
     rows, history = {}, dict(task.history)
     for name in names or list(CALIBRATORS):
         check()
-        entry = entry_of(name)
+        entry, fitted = entry_of(name), None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", CalibrationWarning)  # the verdicts are in the row

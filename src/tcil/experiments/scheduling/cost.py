@@ -28,7 +28,8 @@ _FINETUNE_EPOCHS = 30  # of EEIL and DER, unless their options say otherwise
 # Classes, training images of a class, channels and pixels of a side, as released: enough to weigh runs by.
 _RELEASED = {
     "digits": (10, 90, 1, 8), "noisy-digits": (10, 90, 1, 8), "cifar10": (10, 5000, 3, 32),
-    "cifar100": (100, 500, 3, 32), "tiny-imagenet": (200, 500, 3, 64),
+    "cifar100": (100, 500, 3, 32), "tiny-imagenet": (200, 500, 3, 64), "letters": (20, 220, 1, 16),
+    "letters-large": (40, 220, 1, 16),
 }  # fmt: skip
 
 
@@ -137,6 +138,7 @@ def passes_as_released(settings: RunSettings) -> Passes:
     given = settings.tasks
     unknown = (2 * given if isinstance(given, int) else sum(given), 100)
     classes, images = _RELEASED.get(settings.dataset, unknown)[:2]
+    images = settings.train_per_class or images
     sizes = equal_sizes(settings.classes or classes, given) if isinstance(given, int) else list(given)
     return count_passes(settings, sizes, [max(1, images * size - settings.validation_pool) for size in sizes])
 

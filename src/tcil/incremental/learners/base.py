@@ -176,6 +176,12 @@ class LearnerOptions:
             if getattr(self, name) < bound:
                 raise invalid(f"option {name}", repr(getattr(self, name)), f"at least {bound}")
 
+    def _check_positive(self, *names: str) -> None:
+        """Refuse options that must be greater than 0."""
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise invalid(f"option {name}", repr(getattr(self, name)), "greater than 0")
+
 
 class Learner(ABC):
     """A class-incremental learner. Subclass it, and define `stage`.

@@ -30,7 +30,8 @@ class DEROptions(LearnerOptions):
     finetune_weight_decay: float = 5e-4
 
     def __post_init__(self) -> None:
-        self._check_least(finetune_temperature=0, finetune_epochs=1, finetune_lr=0, finetune_weight_decay=0)
+        self._check_positive("finetune_temperature")
+        self._check_least(finetune_epochs=1, finetune_lr=0, finetune_weight_decay=0)
 
 
 class ExpandableNetwork(nn.Module):

@@ -37,7 +37,8 @@ class EEILOptions(LearnerOptions):
     finetune_milestones: tuple[int, ...] = (10, 20)
 
     def __post_init__(self) -> None:
-        self._check_least(distillation_temperature=0, finetune_epochs=1, finetune_lr=0)
+        self._check_positive("distillation_temperature")
+        self._check_least(finetune_epochs=1, finetune_lr=0)
 
 
 class EEIL(Learner):

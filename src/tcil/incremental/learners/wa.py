@@ -23,7 +23,7 @@ class WAOptions(LearnerOptions):
     restrict_head: bool = False
 
     def __post_init__(self) -> None:
-        self._check_least(distillation_temperature=0)
+        self._check_positive("distillation_temperature")
 
 
 class WA(Learner):
