@@ -117,8 +117,8 @@ def _pages_of(text: str) -> set[str]:
 def _as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
     """Links that lead out of this folder, and the entries of pages that may be missing.
 
-    In a table of contents `optional /page` is an entry if there is such a page, and `all other pages` stands for those at
-    the top of the folder that no table of contents names.
+    In a table of contents `optional /page` is an entry if there is such a page, and `all other pages` stands for those
+    at the top of the folder that no table of contents names.
     """
     text = source[0]
     for outside, inside in OUTSIDE.items():

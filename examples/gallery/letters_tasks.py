@@ -19,7 +19,7 @@ import tcil
 from tcil.extending import load_dataset
 
 Examples = tuple[Tensor, Tensor]
-CACHE = Path(__file__).resolve().parents[2] / "build" / "gallery"
+CACHE = Path(os.environ.get("TCIL_GALLERY_CACHE", Path(__file__).resolve().parents[2] / "build" / "gallery"))
 N_TASKS, NEW = 5, 4  # tasks, and classes of each
 EPOCHS = int(os.environ.get("TCIL_GALLERY_EPOCHS", "12"))  # tests take fewer
 

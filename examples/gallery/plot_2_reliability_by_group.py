@@ -3,7 +3,8 @@ Read a reliability diagram by group
 ===================================
 
 One calibration error for all images hides a pattern of class-incremental learning: the network is over-confident when
-it predicts a new class and under-confident when it predicts an old one. Split every metric by predicted group to see it.
+it predicts a new class and under-confident when it predicts an old one. Split every metric by predicted group to see
+it.
 """
 
 import matplotlib.pyplot as plt

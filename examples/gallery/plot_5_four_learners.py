@@ -3,8 +3,8 @@ Compare four learners
 =====================
 
 ER, EEIL, WA and DER on the same letters, each calibrated by several methods on the same network. A study file lists
-the learners; ``tcil run`` does the rest. The settings are tiny, so that this page builds in seconds: the bars show how to
-compare, not which learner is best.
+the learners; ``tcil run`` does the rest. The settings are tiny, so that this page builds quickly: the bars show
+how to compare, not which learner is best.
 """
 
 import json
@@ -30,7 +30,7 @@ preset = "letters"
 learners = ["er", "eeil", "wa", "der"]
 classes = 9
 tasks = 3
-epochs = {max(1, EPOCHS * 2 // 3)}
+epochs = {max(2, EPOCHS * 2 // 3)}
 milestones = [{max(1, EPOCHS // 3)}]
 memory = 90
 validation = 45
@@ -40,8 +40,8 @@ test_per_class = 60
 """)
 
 # %%
-# The same as in a terminal: ``tcil run study.toml --no-full-data --calibrators vanilla,ts,t-cil,pact,optimal-ts``. If the
-# command is interrupted, run it again: finished work is not repeated.
+# In a terminal: ``tcil run study.toml --no-full-data --calibrators vanilla,ts,t-cil,pact,optimal-ts``. If the command
+# is interrupted, run it again: finished work is not repeated.
 
 names = {"vanilla": "as trained", "ts": "TS", "t-cil": "T-CIL", "pact": "PACT", "optimal-ts": "Optimal TS (oracle)"}
 subprocess.run(
