@@ -12,7 +12,8 @@ PAGE = """# How the cost of a T-CIL fit grows
 
 `python -m benchmarks.scaling` (part of `make bench`) writes this page from `docs/results/scaling.json`: {processor},
 one thread, processor time; load {load} on the machine. The network is small on purpose (8 and 16 channels,
-32x32 images, 16 features), so that the library's own share of the time is visible. With a real network it is negligible.
+32x32 images, 16 features), so that the library's own share of the time is visible. With a real network it is
+negligible.
 
 ![Time and peak memory](images/scaling.svg)
 
@@ -22,8 +23,8 @@ themselves: {kilobytes:.1f} KB an exemplar (an image has 12.3 KB; one in ten is 
 
 {memory}
 
-**Classes** (2,000 exemplars, batch 64): the number of images does not depend on the classes. The temperatures cost {solve:.3f} ms
-per class more, the whole fit {fit:.3f} ms; exponent {class_power:.2f} over the larger half.
+**Classes** (2,000 exemplars, batch 64): the number of images does not depend on the classes. The temperatures
+cost {solve:.3f} ms per class more, the whole fit {fit:.3f} ms; exponent {class_power:.2f} over the larger half.
 
 {classes}
 
