@@ -155,9 +155,9 @@ def regime(groups: Sequence[Study]) -> Iterator[str]:
     """Whether the evidence is of the paper's kind: memorised exemplars, and over-confidence."""
     yield "## Is it the paper's regime?\n"
     yield (
-        "A study is valid as evidence if, after every task, at least 95 % of the exemplars are memorised and vanilla ECE"
-        " is at least 10 on average. The rule was set for ER. Where it fails, the numbers are of another regime than the"
-        " paper's.\n"
+        "A study is valid as evidence if, after every task, at least 95 % of the exemplars are memorised and vanilla"
+        " ECE is at least 10 on average. The rule was set for ER. Where it fails, the numbers are of another regime"
+        " than the paper's.\n"
     )
     rows = []
     for group in groups:

@@ -22,6 +22,7 @@ PAGES = sorted(
     page for page in [ROOT / "README.md", *DOCS.rglob("*.md")] if not any(folder in page.parents for folder in BUILT)
 )
 FENCE = re.compile(r"^(?P<fence>`{3,}|:{3,})(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=fence)[ ]*$", re.DOTALL | re.MULTILINE)
+TRAINING_MORE = {"plot_5_four_learners", "plot_6_memory_and_validation"}  # than the network that the others share
 EXAMPLES = sorted((ROOT / "examples" / "gallery").glob("plot_*.py"))
 
 
@@ -269,7 +270,13 @@ class TestGallery:
     def test_there_are_eight(self):
         assert len(EXAMPLES) >= 8
 
-    @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+    @pytest.mark.parametrize(
+        "example",
+        [
+            pytest.param(path, marks=[pytest.mark.slow] * (path.stem in TRAINING_MORE), id=path.stem)
+            for path in EXAMPLES
+        ],
+    )
     def test_runs(self, example, monkeypatch, in_this_process, tmp_path_factory):
         import matplotlib
 

@@ -38,8 +38,8 @@ for panel, (name, probs) in zip(panels, methods.items(), strict=True):
     groups = tcil.metrics.predicted_groups(probs, task.new_classes)
     ece = tcil.metrics.expected_calibration_error(probs, labels, groups=groups)
     bins = tcil.metrics.reliability_bins(probs, labels, groups=groups)
-    for group, colour in (("old", "tab:blue"), ("new", "tab:orange")):
-        found = bins.by_group[group]
+    for group, found in sorted(bins.by_group.items()):
+        colour = {"old": "tab:blue", "new": "tab:orange"}[group]
         used = found.count >= 10  # a mean of fewer images says little
         sizes = 300 * found.count[used] / found.count.sum()
         panel.scatter(

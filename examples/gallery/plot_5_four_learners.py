@@ -35,7 +35,7 @@ milestones = [{max(1, EPOCHS // 3)}]
 memory = 90
 validation = 45
 validation_pool = 45
-train_per_class = 60
+train_per_class = {max(30, 5 * EPOCHS)}
 test_per_class = 60
 """)
 
