@@ -67,7 +67,12 @@ panel.plot(*zip(*known, strict=True), label="temperature of the new exemplars")
 panel.axhline(result.target_temperature, color="tab:green", linestyle="--", label="target: validation set")
 panel.scatter([s.magnitude for s in steps], [s.temperature for s in steps], color="black", zorder=3, label="tried")
 panel.axvline(result.magnitude, color="grey", linewidth=1)
-panel.set(xlabel="magnitude", ylabel="temperature", title=f"magnitude {result.magnitude:.4f}")
+panel.set(
+    xlabel="magnitude",
+    ylabel="temperature",
+    title=f"magnitude {result.magnitude:.4f}",
+    ylim=(0, 4 * result.target_temperature),
+)
 panel.legend()
 plt.show()
 

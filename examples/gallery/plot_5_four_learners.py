@@ -77,5 +77,7 @@ panel.legend(ncols=3, fontsize=9)
 plt.show()
 
 # %%
+# Calibration can also do harm: compare every bar with "as trained".
+#
 # ``tcil report`` writes the same and much more as a page: ``tcil report runs --out report``. For a fair comparison take
 # several seeds and look at paired differences; the guide on comparing methods says how.

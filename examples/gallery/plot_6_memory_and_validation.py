@@ -30,26 +30,26 @@ def errors(task, memory, valid):
 # %%
 # Validation images
 # -----------------
-# The same network after its third task, calibrated with fewer validation images. Ten draws of each size show the
+# The same network after its third task, calibrated with fewer validation images. Six draws of each size show the
 # spread.
 
 task = tasks()[2]
 sizes = (4, 8, 12, 20)
 by_size = {}
 for size in sizes:
-    draws = 1 if size == 20 else 10
+    draws = 1 if size == 20 else 6
     subsets = [per_class(task.valid, size, torch.Generator().manual_seed(seed))[0] for seed in range(draws)]
     by_size[size] = [errors(task, task.memory, subset) for subset in subsets]
 
-figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True, layout="constrained")
+figure, panel = plt.subplots(figsize=(7, 3.8), layout="constrained")
 for name in by_size[20][0]:
     values = [torch.tensor([row[name] for row in by_size[size]]) for size in sizes]
-    middle = torch.stack([value.mean() for value in values])
-    (line,) = panels[0].plot(sizes, middle, marker="o", label=name)
-    low, high = (torch.stack([getattr(value, end)() for value in values]) for end in ("min", "max"))
-    panels[0].fill_between(sizes, low, high, color=line.get_color(), alpha=0.15)
-panels[0].set(xlabel="validation images per new class", ylabel="ECE on the test set, %", title="bands: ten draws")
-panels[0].legend(fontsize=9)
+    low, middle, high = (torch.stack([getattr(value, end)() for value in values]) for end in ("min", "mean", "max"))
+    (line,) = panel.plot(sizes, middle, marker="o", label=name)
+    panel.fill_between(sizes, low, high, color=line.get_color(), alpha=0.15)
+panel.set(xlabel="validation images per new class", ylabel="ECE on the test set, %", title="lines: mean, bands: range")
+panel.legend(fontsize=9)
+plt.show()
 
 # %%
 # Exemplars
@@ -62,9 +62,11 @@ by_memory = []
 for size in memories:
     last = tasks(n_tasks=3, memory=size)[-1]
     by_memory.append(errors(last, last.memory, last.valid))
+figure, panel = plt.subplots(figsize=(7, 3.8), layout="constrained")
 for name in by_memory[0]:
-    panels[1].plot(memories, [row[name] for row in by_memory], marker="o")
-panels[1].set(xlabel="exemplars in memory", title="one training for each size")
+    panel.plot(memories, [row[name] for row in by_memory], marker="o", label=name)
+panel.set(xlabel="exemplars in memory", ylabel="ECE on the test set, %", title="one training for each size")
+panel.legend(fontsize=9)
 plt.show()
 
 # %%

@@ -284,7 +284,7 @@ class TCIL(SingleTemperature[TCILResult]):
         unpack : callable or pair, optional
             Where a batch has its inputs and labels: two keys of a dict, two positions in a tuple, or a function.
         max_batches : int
-            A loader without a length is refused after so many batches, and as memory when more than 8 GiB of new
+            A loader without a length is refused after this many batches, and as memory when more than 8 GiB of new
             exemplars would be kept.
 
         Returns
