@@ -144,7 +144,7 @@ class FirstTaskTemperatureScaling(SingleTemperature[TemperatureFit]):
         classes: Iterable[Any] | None = None,
         history: History | None = None,
     ) -> Self:
-        """Fit on the first task, or recall what an earlier one left.
+        """Fit on the first task; in later tasks, return the temperature of the first.
 
         Parameters
         ----------
