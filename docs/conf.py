@@ -93,6 +93,7 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_sidebars = {"index": []}
+html_context = {"default_mode": "auto"}
 html_math_renderer = "mathml"
 
 

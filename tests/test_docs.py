@@ -9,6 +9,7 @@ import shlex
 import sys
 import tomllib
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,22 @@ def without_blocks(page: Path) -> str:
     return re.sub(r"`[^`\n]*`", "", FENCE.sub(lambda m: "" if m["fence"][0] == "`" else m["body"], page.read_text()))
 
 
+WITH_PYTHON = [page for page in PAGES if blocks_of(page, "python")]
+# Pages that need more than the variables of the quickstart: other packages, a class that the reader has.
+SKETCHED = [
+    DOCS / f"{name}.md" for name in ("decisions", "integrations", "pretrained", "photos", "pact", "pact-protocol")
+]
+
+
 class TestCode:
-    @pytest.mark.parametrize("page", [p for p in PAGES if blocks_of(p, "python")], ids=name_of)
+    @pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page in SKETCHED], ids=name_of)
+    def test_sketches_name_what_there_is(self, page):
+        for block in blocks_of(page, "python"):
+            compile(block, name_of(page), "exec")
+            for name in re.findall(r"\btcil\.([A-Za-z]\w*)", block):
+                assert hasattr(tcil, name) or find_spec(f"tcil.{name}"), name
+
+    @pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page not in SKETCHED], ids=name_of)
     def test_python_runs(self, page, task, tmp_path, monkeypatch):
         """Every Python block of a page, in order, with the variables that a user would have."""
         import torch
@@ -81,7 +96,7 @@ class TestCode:
 
         (tmp_path / "my_parts.py").write_text("\n".join(blocks_of(DOCS / "guides" / "extend.md", "python")))
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("tcil.experiments.reporting.show.present", lambda run, console: None)
+        monkeypatch.setattr("tcil.experiments.reporting.show.present", lambda run, console, **more: None)
         parts = "--dataset my_parts:squares --learner my_parts:Mine --set network=my_parts:wide --set tasks=2"
         few = "--set epochs=1 --set memory=20 --set validation=20 --set validation_pool=20 --no-full-data --out runs"
         command("run", *parts.split(), *few.split(), "--calibrators", "vanilla,my_parts:halving", code=0)
@@ -259,7 +274,7 @@ def in_this_process(monkeypatch):
         command(*words[3:], code=0)
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr("tcil.experiments.reporting.show.present", lambda run, console: None)
+    monkeypatch.setattr("tcil.experiments.reporting.show.present", lambda run, console, **more: None)
 
 
 @pytest.mark.training
@@ -307,3 +322,45 @@ def test_site_needs_no_network():
     text = (DOCS / "conf.py").read_text()
     assert "intersphinx" not in text
     assert "http" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(not (find_spec("sphinx") and find_spec("sphinx_gallery")), reason="needs the extra docs")
+def test_site_builds(tmp_path):
+    """Without a warning, without running the examples; every local file and anchor that a page names is there."""
+    import subprocess
+    from html.parser import HTMLParser
+    from urllib.parse import unquote
+
+    words = ["-b", "html", "-W", "--keep-going", "-q", "-D", "plot_gallery=0", "-d", tmp_path / "doctrees"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *map(str, words), str(DOCS), str(tmp_path / "site")],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+    class Page(HTMLParser):
+        def __init__(self, path):
+            super().__init__()
+            self.targets, self.anchors = [], set()
+            self.feed(path.read_text())
+
+        def handle_starttag(self, tag, attrs):
+            found = dict(attrs)
+            self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
+            self.targets += [found[name] for name in ("href", "src") if found.get(name)]
+
+    pages = {path: Page(path) for path in (tmp_path / "site").rglob("*.html") if "_static" not in path.parts}
+    assert len(pages) > 80
+    for path, page in pages.items():
+        for target in page.targets:
+            if re.match(r"[a-z]+:|//", target):
+                continue
+            file, _, anchor = target.partition("#")
+            there = (path.parent / unquote(file.partition("?")[0])).resolve() if file else path
+            assert there.exists(), (path.name, target)
+            if anchor and there in pages:
+                assert unquote(anchor) in pages[there].anchors, (path.name, target)
