@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 
 .PHONY: demo test test-slow test-machines test-real test-lowest test-package fuzz check quick coverage lint lint-workflows hooks bench \
-	bench-history results package clean
+	bench-history results docs docs-check package clean
 
 demo: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/tcil run
@@ -95,6 +95,17 @@ bench-history: $(VENV)/.dev
 results: $(VENV)/.bench
 	$(BIN)/python -m research.results
 
+# The documentation site in build/docs, with warnings as errors and without network. Examples of the gallery run once;
+# later builds run those that changed. `make docs-check` builds all pages but runs no example.
+SPHINX := OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -W --keep-going -q
+
+docs: $(VENV)/.docs
+	$(SPHINX) docs build/docs
+	@echo "build/docs/index.html"
+
+docs-check: $(VENV)/.docs
+	$(SPHINX) -D plot_gallery=0 docs build/docs-check
+
 # Every install goes through constraints.txt: an unpinned torch pulls gigabytes of CUDA packages.
 $(VENV)/.bench: pyproject.toml constraints.txt
 	@$(PYTHON) --version >/dev/null 2>&1 || { echo "make: '$(PYTHON)' not found: install Python 3.11 or newer, or say e.g. make PYTHON=python3.12"; exit 1; }
@@ -106,5 +117,9 @@ $(VENV)/.dev: $(VENV)/.bench
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.bench
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist docs/gallery docs/api/generated

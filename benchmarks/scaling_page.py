@@ -8,25 +8,28 @@ NEW, VALID, STEPS, FEATURES = 10, 1000, 5, 512  # one exemplar in ten is new; fi
 
 PAGE = """# How the cost of a T-CIL fit grows
 
-Written by `python -m benchmarks.scaling` (part of `make bench`) from `docs/results/scaling.json`: {processor},
+**In short:** the time of a fit grows linearly with the number of exemplars and hardly with the number of classes.
+
+`python -m benchmarks.scaling` (part of `make bench`) writes this page from `docs/results/scaling.json`: {processor},
 one thread, processor time; load {load} on the machine. The network is small on purpose (8 and 16 channels,
-32x32 images, 16 features), so that the library's own part shows; with a real network it drowns.
+32x32 images, 16 features), so that the library's own share of the time is visible. With a real network it is
+negligible.
 
 ![Time and peak memory](images/scaling.svg)
 
 **Exemplars** (100 classes, batch 64): {start:.2f} s + {each:.3f} ms an exemplar, of which the network takes
-{network:.3f} ms (images x its bare pass); exponent {power:.2f}: linear, after a start. Peak memory beyond the exemplars
+{network:.3f} ms (images x its bare pass); exponent {power:.2f}: linear. Peak memory beyond the exemplars
 themselves: {kilobytes:.1f} KB an exemplar (an image has 12.3 KB; one in ten is new and kept, with its direction).
 
 {memory}
 
-**Classes** (2,000 exemplars, batch 64): as many images whatever the classes. The temperatures cost {solve:.3f} ms a
-class more, the whole fit {fit:.3f} ms; exponent {class_power:.2f} over the larger half.
+**Classes** (2,000 exemplars, batch 64): the number of images does not depend on the classes. The temperatures
+cost {solve:.3f} ms per class more, the whole fit {fit:.3f} ms; exponent {class_power:.2f} over the larger half.
 
 {classes}
 
-**Batch size** (2,000 exemplars, 100 classes): below 32 the calls themselves cost; above, little changes but the
-memory. The default is 64, where the gradient pass of ResNet-32 is fastest.
+**Batch size** (2,000 exemplars, 100 classes): below 32 the overhead of each call dominates; above, only the memory
+changes. The default is 64, where the gradient pass of ResNet-32 is fastest.
 
 {batch}
 

@@ -4,7 +4,8 @@
     python -m research.letters difficulty       # the noise of both, by a rule that sees no calibrator
 
 Both write docs/results/letters-NAME.json. `difficulty` trains ER on one seed for each noise of a fixed grid until one
-fits, a minute or two each on two shared cores. docs/benchmark.md lists the trials that came before this rule and grid.
+fits, a minute or two each on two shared cores. docs/appendix/choices.md lists the trials that came before this rule
+and grid.
 """
 
 from __future__ import annotations

@@ -277,55 +277,6 @@ def test_lowest_versions_are_tested_ones():
             assert f"{pinned[name]}.".startswith(f"{bound}."), line
 
 
-def test_readme_examples_run(task):
-    """Every Python block of the README, in order, with the variables that a user would have."""
-    import torch
-
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert blocks
-    space = {
-        "model": task.model,
-        "x_mem": task.memory[0],
-        "y_mem": task.memory[1],
-        "x_val": task.valid[0],
-        "y_val": task.valid[1],
-        "x": task.test[0][:8],
-        "x_test": task.test[0],
-        "y_test": task.test[1],
-        "new_classes": task.new_classes,
-        "torch": torch,
-    }
-    import os
-    import tempfile
-
-    here = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            for block in blocks:
-                exec(compile(block, "README.md", "exec"), space)
-        finally:
-            os.chdir(here)
-
-
-def test_readme_numbers_are_those_of_the_stored_run():
-    """The table of measured ECEs is what research/checkpoints.py wrote."""
-    import json
-
-    results = json.loads((ROOT / "docs" / "results" / "official-checkpoints.json").read_text())["results"]
-    readme = (ROOT / "README.md").read_text()
-    for name, by_task in results.items():
-        (row,) = re.findall(rf"^\| \**{re.escape(name)}\** \| (.*) \|$", readme, flags=re.MULTILINE)
-        cells = row.split(" | ")
-        assert cells[:5] == ["n/a" if e is None else f"{100 * e['ece']:.2f}" for e in by_task.values()]
-        if None not in by_task.values():
-            for cell, key in zip(
-                cells[5:], ("ece", "noise_floor", "ece_predicted_old", "ece_predicted_new"), strict=True
-            ):
-                values = [e[key] for e in by_task.values() if e[key] is not None]
-                assert cell == f"{100 * sum(values) / len(values):.2f}"
-
-
 def test_scale_out_numbers_are_those_of_the_stored_runs():
     import json
 

@@ -72,7 +72,7 @@ def predict_logits(
     unpack : two keys, two positions or a function, optional
         Where a batch has its inputs and labels.
     max_batches : int
-        A loader without a length is refused after so many.
+        A loader without a length is refused after this many batches.
 
     Returns
     -------

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class CalibrationWarning(UserWarning):
-    """Something out of the ordinary was found in the data and handled; `result_` carries the same as a verdict.
+    """Something unusual was found in the data and handled; `result_` has the same as a verdict.
 
     Examples
     --------
@@ -37,7 +37,7 @@ class NotFittedError(RuntimeError, AttributeError):
 
 
 class NotReachableError(RuntimeError, AttributeError):
-    """A calibrator has no answer for this model (PerturbTS's "n/a"); `result_` says where it stopped.
+    """A calibrator has no result for this model (PerturbTS's "n/a"); `result_` says where the search stopped.
 
     An AttributeError too, so that `hasattr(calibrator, "temperature_")` is False.
 

@@ -171,7 +171,7 @@ class TestFormats:
         with pytest.raises(stopping.Stopped):
             Run(SHORT, tmp_path, dataset=digits, stop=stopped).execute(["vanilla"])
         self.note(tmp_path, tcil="0.0.1")
-        with pytest.warns(OtherVersionWarning, match=rf"begun with tcil 0\.0\.1 and goes on with {__version__}"):
+        with pytest.warns(OtherVersionWarning, match=rf"started with tcil 0\.0\.1 and is resumed with {__version__}"):
             Run(SHORT, tmp_path, dataset=digits).execute(["vanilla"])
 
 

@@ -76,7 +76,7 @@ def test_resumes_where_it_stopped(server, tmp_path):
     content = tar_of({"data/train": bytes(range(256)) * 400})
     known = release(server, content)
     server.limit = len(content) // 2
-    with pytest.raises(ValueError, match="Run the command again to go on"):
+    with pytest.raises(ValueError, match="Run the command again to resume"):
         download("it", tmp_path, releases=known)
     assert not (tmp_path / "data").exists()
     server.limit = None

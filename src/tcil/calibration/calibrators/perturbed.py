@@ -239,7 +239,7 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
         unpack : two keys, two positions or a function, optional
             Where a batch has its inputs and labels.
         max_batches : int
-            A loader without a length is refused after so many.
+            A loader without a length is refused after this many batches.
 
         Returns
         -------

@@ -37,20 +37,20 @@ from tcil.foundation.records import Record
 
 @dataclass(frozen=True)
 class TCILResult(Record):
-    """What T-CIL found, step by step.
+    """The outcome of every step of a T-CIL fit.
 
     Attributes
     ----------
     temperature : float
-        What the logits are divided by.
+        The logits are divided by it.
     magnitude : float
-        How far exemplars were pushed: so far that the new ones have `target_temperature`.
+        How far exemplars were pushed, so that the new ones have `target_temperature`.
     target_temperature : float
         The temperature of the new task's validation set.
     reachable : bool
         Whether some magnitude reproduces it.
     verdicts : tuple of Verdict
-        Whatever was out of the ordinary; `Verdict.OK` alone where nothing was.
+        What was unusual; `Verdict.OK` alone if nothing was.
     trace : tuple of SearchStep
         Every step of the magnitude search.
     bracket : tuple of float
@@ -155,39 +155,39 @@ class TCILEvidence(Record):
 
 @dataclass(eq=False, kw_only=True)
 class TCIL(SingleTemperature[TCILResult]):
-    """T-CIL: calibrate old and new classes alike with validation data of the newest task only.
+    """T-CIL: one temperature for old and new classes, from validation data of the newest task only.
 
-    1. The target temperature is that of the new task's validation set.
-    2. Every exemplar gets a direction: down the input gradient of the cross-entropy toward another class; the nearest
-       class mean for old classes, the farthest for new ones (`policy`).
-    3. The magnitude is searched in [0, 1] to `tolerance`, so that the perturbed new exemplars have the target
-       temperature; by `search`, to the same answer.
-    4. The temperature of all exemplars, perturbed that far, is the answer.
+    1. Fit the target temperature on the new task's validation set.
+    2. Give every exemplar a direction: along the sign of the input gradient of the cross-entropy toward another class.
+       That class has the nearest mean feature for old exemplars and the farthest for new ones (`policy`).
+    3. Search the magnitude in [0, 1] at which the perturbed new exemplars have the target temperature (`search`,
+       `tolerance`).
+    4. Fit the temperature on all exemplars, perturbed by that magnitude.
 
     Parameters
     ----------
     policy : DirectionPolicy or str, default "paper"
-        Toward which class an exemplar is pushed.
+        The class that an exemplar is pushed toward.
     tolerance : float, default 1e-3
-        How wide the last bracket of the magnitude search may be.
+        Width of the last bracket of the magnitude search.
     search : SearchMethod or str, default "interpolation"
-        How the magnitude is looked for: "interpolation", or the paper's "bisection".
+        How the magnitude is searched: "interpolation", or the paper's "bisection". Both end in the same bracket.
     solver : Solver or str, default "exact"
-        How a temperature is fitted: "exact", or "sgd" for the authors' schedule, which is too rough for interpolation
-        and always bisected.
+        How a temperature is fitted: "exact", or "sgd" for the authors' schedule, which is too noisy for interpolation
+        and always uses bisection.
     seed : int, default 0
         For the random policy and SGD.
     batch_size : int, default 64
         Images in one pass through the network.
     device : str or torch.device, optional
-        Where the network runs; by default where it is.
+        Where the network runs. Default: where its parameters are.
 
     Attributes
     ----------
     temperature_ : float
         The fitted temperature, greater than 0.
     result_ : TCILResult
-        What was found, step by step, with its verdicts.
+        The outcome of every step, with its verdicts.
     classes_ : tuple of int
         The label of each logit column.
     evidence_ : TCILEvidence
@@ -257,10 +257,10 @@ class TCIL(SingleTemperature[TCILResult]):
         unpack: Unpack | None = None,
         max_batches: int = MAX_BATCHES,
     ) -> Self:
-        """Fit after a task. All random states are left as they were, and so is the model.
+        """Fit after a task. The model and all random states are left unchanged.
 
         If one set is normalised and the other is not, or pixels are divided by 255 in one only, the verdict is
-        `input_scales_differ`; smaller differences, such as two ways to normalise, are not seen.
+        `input_scales_differ`. Smaller differences, such as two ways to normalise, are not detected.
 
         Parameters
         ----------
@@ -280,17 +280,17 @@ class TCIL(SingleTemperature[TCILResult]):
             The logit columns of the classes, instead of the first K: where a fixed head has a column for every label,
             pass the labels seen so far.
         features : str, callable or pair of callables, optional
-            The head or the feature layer, where it cannot be found.
+            The head or the feature layer, if it is not found automatically.
         unpack : callable or pair, optional
             Where a batch has its inputs and labels: two keys of a dict, two positions in a tuple, or a function.
         max_batches : int
-            A loader without a length is refused after so many batches, and as memory when more than 8 GiB of new
+            A loader without a length is refused after this many batches, and as memory when more than 8 GiB of new
             exemplars would be kept.
 
         Returns
         -------
         TCIL
-            Itself, fitted.
+            The fitted calibrator.
         """
         self._check_options()
         evidence = self.evidence(

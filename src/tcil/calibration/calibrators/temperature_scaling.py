@@ -1,4 +1,4 @@
-"""Temperature scaling of logits: one temperature, the first task's for ever, or one per predicted group."""
+"""Temperature scaling of logits: one temperature, the first task's for all tasks, or one per predicted group."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TemperatureScaling(SingleTemperature[TemperatureFit]):
 
 @dataclass(eq=False, kw_only=True)
 class FirstTaskTemperatureScaling(SingleTemperature[TemperatureFit]):
-    """The first task's temperature, kept for ever: the simplest calibrator that remembers.
+    """The first task's temperature, kept for all tasks: the simplest calibrator that remembers.
 
     Call `partial_fit` with the validation logits of each task. Only those of the first task are used; later ones say
     how many classes there are.
@@ -144,7 +144,7 @@ class FirstTaskTemperatureScaling(SingleTemperature[TemperatureFit]):
         classes: Iterable[Any] | None = None,
         history: History | None = None,
     ) -> Self:
-        """Fit on the first task, or recall what an earlier one left.
+        """Fit on the first task; in later tasks, return the temperature of the first.
 
         Parameters
         ----------

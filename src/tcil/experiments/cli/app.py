@@ -59,7 +59,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    help="Honest confidence for classifiers that keep learning new classes.", no_args_is_help=True, cls=Commands,
+    help="Calibrated confidence for classifiers that keep learning new classes.", no_args_is_help=True, cls=Commands,
     pretty_exceptions_enable=False,
 )  # fmt: skip
 for name, command in COMMANDS.items():
@@ -74,5 +74,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="the version")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
 ) -> None: ...

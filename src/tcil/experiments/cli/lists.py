@@ -38,7 +38,7 @@ def calibrators() -> None:
 
 
 def settings() -> None:
-    """List the settings with what 'tcil run' alone would take, and the presets."""
+    """List the settings with their defaults for 'tcil run', and the presets."""
     from tcil.experiments.config.presets import PRESETS
     from tcil.experiments.config.settings import RunSettings, build
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tcil.experiments.scheduling.executors import Resources
     from tcil.experiments.scheduling.job import Job
 
-Out = Annotated[Path, typer.Option(help="where run folders go")]
+Out = Annotated[Path, typer.Option(help="folder for run folders")]
 REPORT = Path("report")  # unless the user names another
 Report = Annotated[Path, typer.Option(help="folder for report.html and the tables")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
@@ -31,13 +31,15 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="import and run the code (package.module:name) that the folder names")
 ]
 TasksUntil = Annotated[
-    int | None, typer.Option(min=1, help="stop after this many tasks; without it, the same command completes the run")
+    int | None, typer.Option(min=1, help="stop after this many tasks; the same command without it completes the run")
 ]
 Backup = Annotated[
-    Path | None, typer.Option(help="folder that after every task gets a copy to resume from, as 'tcil pack' makes it")
+    Path | None,
+    typer.Option(help="after every task, copy what is needed to resume into this folder, as 'tcil pack' does"),
 ]
 SomeCalibrators = Annotated[
-    str | None, typer.Option(help="only these, by comma, also with options: ts[solver=sgd],t-cil[policy=random]")
+    str | None,
+    typer.Option(help="only these, separated by commas, also with options: ts[solver=sgd],t-cil[policy=random]"),
 ]
 
 
@@ -52,7 +54,7 @@ def _presets(incomplete: str) -> list[str]:
 class StudyOptions:
     """Which runs: a study file, and what replaces its settings."""
 
-    study: Annotated[Path | None, typer.Argument(help="TOML file with settings; flags win over it")] = None
+    study: Annotated[Path | None, typer.Argument(help="study file (TOML) with settings; flags override it")] = None
     preset: Annotated[
         str | None, typer.Option(help="start from these settings; see 'tcil settings'", autocompletion=_presets)
     ] = None
@@ -62,7 +64,7 @@ class StudyOptions:
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="any other, see 'tcil settings': --set epochs=10 --set learner_options.head=growing"
+            "--set", help="any other setting of 'tcil settings': --set epochs=10 --set learner_options.head=growing"
         ),
     ] = None
     reserve: Annotated[float | None, typer.Option(help="share of the memory kept out of training")] = None
@@ -106,7 +108,7 @@ class TrainingOptions:
     device: Device = "cpu"
     log: Annotated[str | None, typer.Option(help="csv or tensorboard")] = None
     full_data: Annotated[
-        bool, typer.Option(help="train once more without a validation set, for Vanilla as the paper reports it")
+        bool, typer.Option(help="also train without a validation set, for the Vanilla row as in the paper")
     ] = True
     tasks_until: TasksUntil = None
     backup: Backup = None
@@ -133,16 +135,16 @@ class TrainingOptions:
 class PlaceOptions:
     """Where several runs are done, and what each may use."""
 
-    on: Annotated[str, typer.Option(help="where several runs are done: serial, processes or ray")] = "serial"
+    on: Annotated[str, typer.Option(help="where several runs are executed: serial, processes or ray")] = "serial"
     ray_address: Annotated[str | None, typer.Option(help="a running Ray cluster: auto, or HOST:PORT")] = None
     cpus_per_run: Annotated[
-        float | None, typer.Option(min=0.01, help="CPUs, and threads, of each run; fractions allowed")
+        float | None, typer.Option(min=0.01, help="CPUs (and threads) per run; fractions allowed")
     ] = None
-    gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs of each run; fractions allowed")] = 0.0
-    at_once: Annotated[int | None, typer.Option(min=1, help="at most so many runs at once")] = None
+    gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs per run; fractions allowed")] = 0.0
+    at_once: Annotated[int | None, typer.Option(min=1, help="maximum number of concurrent runs")] = None
     hung_after: Annotated[
         float,
-        typer.Option(min=0, help="end and resume a worker that shows no sign of life for this many seconds; 0: never"),
+        typer.Option(min=0, help="restart a worker that shows no sign of life for this many seconds; 0: never"),
     ] = 600.0
 
     def resources(self) -> Resources:

@@ -35,10 +35,10 @@ def reproduce(
         ),
     ] = "short",
     data: Annotated[Path | None, typer.Option(help="folder that holds the datasets")] = None,
-    out: Annotated[Path, typer.Option(help="where run folders are and go")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="folder of run folders")] = Path("runs"),
     report: Report = REPORT,
     kept: Annotated[
-        list[Path] | None, typer.Option(help="more finished runs: folders, or JSON that 'tcil report --keep' left")
+        list[Path] | None, typer.Option(help="more finished runs: folders, or JSON files of 'tcil report --keep'")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="other seeds than the schedule's, such as 1,2")] = None,
     setting: Annotated[
@@ -47,7 +47,7 @@ def reproduce(
     device: Device = "cpu",
     full_data: Annotated[
         bool | None,
-        typer.Option(help="train once more on all the data, for Vanilla as the paper reports it; else as the schedule"),
+        typer.Option(help="also train on all the data, for the Vanilla row as in the paper; default: as the schedule"),
     ] = None,
     tasks_until: TasksUntil = None,
     backup: Backup = None,
@@ -61,9 +61,9 @@ def reproduce(
     precision: Precision = None,
     compiled: Compiled = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only the plan and its cost")] = False,
-    render: Annotated[bool, typer.Option("--render", help="train nothing, draw from what is there")] = False,
+    render: Annotated[bool, typer.Option("--render", help="train nothing, draw from finished runs")] = False,
 ) -> None:
-    """Run (or resume, or reuse) what a table, figure or claim of the paper needs, and draw it beside the printed."""
+    """Run (or resume, or reuse) the trainings behind a table, figure or claim of the paper, and draw it beside ours."""
     from tcil.experiments.reproduction.artifacts import ARTIFACTS, artifacts_named
 
     if name == "list":

@@ -13,9 +13,9 @@ def sweep(
     training: TrainingOptions,
     place: PlaceOptions = PlaceOptions(on="processes"),  # noqa: B008 (frozen)
 ) -> None:
-    """Do all runs of a study, several at once, with a live table; started again, it does what is left.
+    """Execute all runs of a study, several at once, with a live table. Run it again to resume.
 
-    Exit codes: 0 all done, 1 some run failed, 75 stopped by a signal or Ctrl-C (start it again).
+    Exit codes: 0 all done, 1 some run failed, 75 stopped by a signal or Ctrl-C (run it again to resume).
     """
     runs = study.runs()
     resources = place.resources()

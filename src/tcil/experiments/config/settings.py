@@ -47,9 +47,9 @@ class RunSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: str = Field("noisy-digits", description="see 'tcil datasets'")
-    classes: Count | None = Field(None, ge=2, description="use only the first so many classes of the order")
+    classes: Count | None = Field(None, ge=2, description="use only the first N classes of the order")
     tasks: Count | tuple[Count, ...] = Field(5, description="how many equal tasks, or the size of each")
-    class_order_seed: Seed | None = Field(None, description="none: the natural order")
+    class_order_seed: Seed | None = Field(None, description="shuffles the order of classes; none: natural order")
     learner: str = Field("er", description="see 'tcil learners'")
     learner_options: dict[str, Any] = Field(default_factory=dict, description="options of the learner, by name")
     network: str = Field("small_cnn", description="see 'tcil networks'")
@@ -59,7 +59,7 @@ class RunSettings(BaseModel):
         (15, 22), description="epochs after which lr falls to a tenth"
     )
     lr: float = Field(0.1, gt=0, description="learning rate at the beginning of each task")
-    weight_decay: float = Field(2e-4, ge=0, description="of the optimizer")
+    weight_decay: float = Field(2e-4, ge=0, description="weight decay of the optimizer")
     batch_size: Count = Field(32, ge=1, description="images of a training step")
     crop: int | None = Field(None, ge=0, le=1024, description="pixels that crops move; none: as the dataset has it")
     memory: Count = Field(60, ge=1, description="exemplars of all old classes together")
@@ -81,9 +81,9 @@ class RunSettings(BaseModel):
         description="training images of each class that letters(-large) draws; none: 220",
     )
     test_per_class: int | None = Field(
-        None, ge=1, le=100_000, description="test images of each class that it draws; none: 200, or 250 (large)"
+        None, ge=1, le=100_000, description="test images of each class, likewise; none: 200, or 250 (large)"
     )
-    data_seed: Seed | None = Field(None, ge=0, description="which images it draws; none: 0")
+    data_seed: Seed | None = Field(None, ge=0, description="which images letters(-large) draw; none: 0")
     precision: str = Field("fp32", description="of training steps: fp32, bf16 or fp16 (mixed, for GPUs)")
 
     @model_validator(mode="before")

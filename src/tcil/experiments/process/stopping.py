@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Stopped(Exception):
-    """A run stopped because it was asked to; the same command goes on where it was."""
+    """A run stopped because it was asked to; the same command resumes it."""
 
 
 class SecondInterrupt(KeyboardInterrupt):
@@ -42,7 +42,7 @@ def check() -> None:
     """Stop here, if this process was asked to."""
     if requested():
         assert _received is not None
-        raise Stopped(f"stopped by {_received.name}; the same command goes on where it was")
+        raise Stopped(f"stopped by {_received.name}; run the same command again to resume")
 
 
 def looks() -> int:

@@ -150,5 +150,5 @@ def _run(
     ]
     code = run_jobs(jobs, resources, console)
     if code == ExitCode.STOPPED:
-        raise stopping.Stopped("stopped; the same command goes on where it was")
+        raise stopping.Stopped("stopped; run the same command again to resume")
     return code

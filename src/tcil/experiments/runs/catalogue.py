@@ -30,7 +30,7 @@ CATALOGUE = {
     "perturb-ts": Description("PerturbTS", "temperature scaling under input noise"),
     "t-cil": Description("T-CIL", "temperature scaling on adversarially perturbed exemplars"),
     "pact": Description("PACT", "T-CIL with confidences that know how unbalanced training was (ours)"),
-    "first-task-ts": Description("First-task TS", "the first task's temperature, kept for ever"),
+    "first-task-ts": Description("First-task TS", "the first task's temperature, kept for all tasks"),
     "exemplar-ts": Description(
         "Exemplar TS", "temperature scaling on unperturbed exemplars (T near 0: why T-CIL perturbs them)"
     ),

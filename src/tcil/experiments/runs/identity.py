@@ -38,5 +38,5 @@ def _check_version(store: RunFolder) -> None:
     check_format(began, store.path)
     version = began.tcil if began is not None else None
     if version not in (None, tcil.__version__) and not store.has_results:
-        text = f"{store.path} was begun with tcil {version} and goes on with {tcil.__version__}"
+        text = f"{store.path} was started with tcil {version} and is resumed with {tcil.__version__}"
         warnings.warn(f"{text}: its numbers may differ from those of one version alone", OtherVersionWarning, 2)

@@ -305,7 +305,7 @@ class Run:
 
     def _check_stop(self) -> None:
         if ranks.current().total(torch.tensor(float(self._stop()))) > 0:
-            raise Stopped("stopped on request; the same command goes on where it was")
+            raise Stopped("stopped on request; run the same command again to resume")
 
 
 def check_network(name: str, dataset: Dataset) -> None:

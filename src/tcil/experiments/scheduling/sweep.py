@@ -72,7 +72,7 @@ def _conclude(lines: Sequence[Line], console: Screen) -> ExitCode:
             text = f"{line.job.settings.name}: {line.message} (more in {line.job.folder / 'error.txt'})"
             console.print(text, style="red", soft_wrap=True)
     if counts["stopped"]:
-        console.print("stopped; the same command goes on where it was")
+        console.print("stopped; run the same command again to resume")
         return ExitCode.STOPPED
     return ExitCode.FAILED if counts["failed"] else ExitCode.DONE
 

@@ -103,14 +103,14 @@ def _fetch(url: str, partial: Path, report: Callable[[int, int], None]) -> None:
                     report(done, total)
         if total and done < total:
             raise invalid(
-                "download", f"{done} of {total} bytes of {url}", "all of them", "Run the command again to go on."
+                "download", f"{done} of {total} bytes of {url}", "all of them", "Run the command again to resume."
             )
     except urllib.error.HTTPError as error:
         if error.code == 416 and start:  # nothing left to fetch
             return
         raise invalid("download", f"{url} ({error})", "a reachable address") from None
     except OSError as error:
-        advice = "Run the command again to go on where it stopped, or fetch the file on another machine."
+        advice = "Run the command again to resume, or fetch the file on another machine."
         raise invalid("download", f"{url} ({error})", "a network that reaches it", advice) from None
 
 

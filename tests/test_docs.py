@@ -1,0 +1,366 @@
+"""README and pages: code runs, commands exist, links lead somewhere, numbers are the stored ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import tcil
+from conftest import ROOT
+
+DOCS = ROOT / "docs"
+BUILT = (DOCS / "gallery", DOCS / "api" / "generated")  # by `make docs`
+PAGES = sorted(
+    page for page in [ROOT / "README.md", *DOCS.rglob("*.md")] if not any(folder in page.parents for folder in BUILT)
+)
+FENCE = re.compile(r"^(?P<fence>`{3,}|:{3,})(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=fence)[ ]*$", re.DOTALL | re.MULTILINE)
+TRAINING_MORE = {"plot_5_four_learners", "plot_6_memory_and_validation"}  # than the network that the others share
+EXAMPLES = sorted((ROOT / "examples" / "gallery").glob("plot_*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks_of(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a page in these languages; "" is a block without one."""
+    found = FENCE.finditer(page.read_text())
+    return [match["body"] for match in found if match["fence"][0] == "`" and match["info"].strip() in languages]
+
+
+def without_blocks(page: Path) -> str:
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub(lambda m: "" if m["fence"][0] == "`" else m["body"], page.read_text()))
+
+
+WITH_PYTHON = [page for page in PAGES if blocks_of(page, "python")]
+# Pages that need more than the variables of the quickstart: other packages, a class that the reader has.
+SKETCHED = [
+    DOCS / f"{name}.md" for name in ("decisions", "integrations", "pretrained", "photos", "pact", "pact-protocol")
+]
+
+
+class TestCode:
+    @pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page in SKETCHED], ids=name_of)
+    def test_sketches_name_what_there_is(self, page):
+        for block in blocks_of(page, "python"):
+            compile(block, name_of(page), "exec")
+            for name in re.findall(r"\btcil\.([A-Za-z]\w*)", block):
+                assert hasattr(tcil, name) or find_spec(f"tcil.{name}"), name
+
+    @pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page not in SKETCHED], ids=name_of)
+    def test_python_runs(self, page, task, tmp_path, monkeypatch):
+        """Every Python block of a page, in order, with the variables that a user would have."""
+        import torch
+
+        space = {
+            "tcil": tcil,
+            "torch": torch,
+            "model": task.model,
+            "memory": task.memory,
+            "valid": task.valid,
+            "x_mem": task.memory[0],
+            "y_mem": task.memory[1],
+            "x_val": task.valid[0],
+            "y_val": task.valid[1],
+            "x": task.test[0][:8],
+            "x_test": task.test[0],
+            "y_test": task.test[1],
+            "new_classes": task.new_classes,
+        }
+        monkeypatch.chdir(tmp_path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tcil.CalibrationWarning)
+            for block in blocks_of(page, "python"):
+                exec(compile(block, name_of(page), "exec"), space)
+
+    @pytest.mark.parametrize("page", [p for p in PAGES if blocks_of(p, "toml")], ids=name_of)
+    def test_study_files_are_settings(self, page):
+        from tcil.experiments.config.settings import RunSettings
+
+        lists = {"preset", "learners", "seeds", "datasets", "project"}
+        for block in blocks_of(page, "toml"):
+            assert tomllib.loads(block).keys() <= lists | RunSettings.model_fields.keys()
+
+    def test_own_parts_of_the_guide_run(self, tmp_path, monkeypatch):
+        """The file that the guide builds up, block by block, in a run that uses all of it."""
+        from command_lines import command
+
+        (tmp_path / "my_parts.py").write_text("\n".join(blocks_of(DOCS / "guides" / "extend.md", "python")))
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("tcil.experiments.reporting.show.present", lambda run, console, **more: None)
+        parts = "--dataset my_parts:squares --learner my_parts:Mine --set network=my_parts:wide --set tasks=2"
+        few = "--set epochs=1 --set memory=20 --set validation=20 --set validation_pool=20 --no-full-data --out runs"
+        command("run", *parts.split(), *few.split(), "--calibrators", "vanilla,my_parts:halving", code=0)
+        (stored,) = Path("runs").glob("*/results.json")
+        assert "my_parts:halving" in json.loads(stored.read_text())["tasks"][0]["calibrators"]
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """Every command of every page, continued lines joined, without comments."""
+    found = []
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for block in blocks_of(page, "", "bash", "console"):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = re.sub(r"^([A-Z_]+=\S+ )*(torchrun [^|]* -m (?=tcil ))?", "", line.strip())
+                if re.match(r"(tcil|make|python|pip) ", words):
+                    found.append((name_of(page), words))
+    return found
+
+
+class TestCommands:
+    @pytest.mark.parametrize(("page", "line"), command_lines())
+    def test_exists(self, page, line):
+        program, *words = line.split() if line.startswith("make ") else shlex.split(line, comments=True)
+        getattr(self, program)([word for word in words if word != "&"])
+
+    @staticmethod
+    def tcil(words: list[str]) -> None:
+        """Known to the command line, with its options; nothing is started."""
+        from typer.main import get_command
+
+        from tcil.experiments.cli.app import app
+
+        group = get_command(app)
+        words = words[: words.index("|")] if "|" in words else words
+        if words[0].startswith("-"):
+            return  # --help and the like, of the group itself
+        for name in [word for word in words if word.isidentifier()][1:] if "|" in words else []:
+            assert name in group.commands
+        chosen = group.commands[words[0]]
+        known = {name for parameter in chosen.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        assert {word for word in words[1:] if word.startswith("--")} <= known | {"--help"}
+
+    @staticmethod
+    def make(words: list[str]) -> None:
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+        assert words[0] in targets
+
+    @staticmethod
+    def python(words: list[str]) -> None:
+        if words[0] == "-m":
+            path = ROOT / words[1].replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists() or words[1] == "tcil"
+        elif words[0] == "-c":
+            compile(words[1], "-c", "exec")
+        else:
+            assert (ROOT / words[0]).exists()
+
+    @staticmethod
+    def pip(words: list[str]) -> None:
+        assert words[:3] == ["install", "-c", "constraints.txt"]
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        named = re.findall(r"\[([\w,]+)\]", " ".join(words))
+        assert {name for group in named for name in group.split(",")} <= extras.keys()
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of headings, as GitHub and MyST make them."""
+    text = page.read_text()
+    for included in re.findall(r"```{include} (\S+)", text):
+        text += (page.parent / included).read_text()
+    headings = re.findall(r"^#+ +(.+?)\s*$", text, flags=re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", re.sub(r"[`*]|\]\([^)]*\)", "", heading.lower())) for heading in headings)
+    return {word.strip().replace(" ", "-") for word in words}
+
+
+class TestLinks:
+    @pytest.mark.parametrize(
+        "page", [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md"))], ids=name_of
+    )
+    def test_lead_somewhere(self, page):
+        for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(page)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            there = (page.parent / path).resolve() if path else page
+            assert there.exists(), target
+            if anchor:
+                assert anchor in anchors_of(there), target
+
+    def test_every_page_has_a_place_in_a_table_of_contents(self):
+        """Pages that are written later stand among `all other pages` of the appendix."""
+        named = {DOCS / "index.md"}
+        for page in PAGES:
+            for block in blocks_of(page, "{toctree}"):
+                for line in block.splitlines():
+                    entry = re.sub(r".*<(.*)>$", r"\1", line.removeprefix("optional ").strip())
+                    folder = DOCS if entry.startswith("/") else page.parent
+                    named.add(folder / f"{entry.lstrip('/')}.md")
+        assert {page for page in PAGES if page.parent not in (ROOT, DOCS)} <= named
+
+    def test_long_pages_begin_with_a_summary(self):
+        """More than three screens of 45 lines: a bold lead among the first lines."""
+        for page in PAGES:
+            lines = [line for line in page.read_text().splitlines() if line.strip()]
+            if len(lines) > 135 and page not in (ROOT / "README.md", DOCS / "api" / "index.md"):
+                assert any(line.startswith("**") for line in lines[1:8]), page
+
+
+class TestNumbers:
+    def test_of_the_readme(self):
+        """The table of measured ECEs is what research/checkpoints.py wrote."""
+        results = json.loads((DOCS / "results" / "official-checkpoints.json").read_text())["results"]
+        readme = (ROOT / "README.md").read_text()
+        (header,) = re.findall(r"^\| method \| (task .*) \|$", readme, flags=re.MULTILINE)
+        keys = {
+            "mean": "ece",
+            "noise floor": "noise_floor",
+            "predicted old": "ece_predicted_old",
+            "predicted new": "ece_predicted_new",
+        }
+        assert keys.keys() < set(header.split(" | "))
+        for name, by_task in results.items():
+            (row,) = re.findall(rf"^\| \**{re.escape(name)}\** \| (.*) \|$", readme, flags=re.MULTILINE)
+            for column, cell in zip(header.split(" | "), row.split(" | "), strict=True):
+                task = column.removeprefix("task ")
+                if task in by_task:
+                    values = [by_task[task]["ece"]]
+                else:
+                    values = [found[keys[column]] for found in by_task.values() if found[keys[column]] is not None]
+                assert cell == f"{100 * sum(values) / len(values):.2f}", (name, column)
+
+    def test_of_the_readme_s_picture(self):
+        results = json.loads((DOCS / "results" / "official-checkpoints.json").read_text())["results"]
+        vanilla, scaled, t_cil, pact = (
+            f"{100 * results[name]['8']['ece']:.1f} %" for name in ("Vanilla", "TS", "T-CIL", "PACT")
+        )
+        text = " ".join((ROOT / "README.md").read_text().split())
+        assert f"from {vanilla} as trained to {scaled} with temperature scaling on new-task data" in text
+        assert f"{t_cil} with T-CIL and {pact} with PACT" in text
+
+    def test_of_the_overview_of_results(self):
+        text = " ".join((DOCS / "results" / "index.md").read_text().split())
+        official = json.loads((DOCS / "results" / "official-checkpoints.json").read_text())["results"]
+
+        def mean(name, key="ece"):
+            values = [row[key] for row in official[name].values() if row[key] is not None]
+            return f"{100 * sum(values) / len(values):.1f}"
+
+        assert (
+            f"{mean('PACT')} % pooled (T-CIL {mean('T-CIL')}, best temperature {mean('Optimal TS (oracle)')})" in text
+        )
+        assert f"{mean('PACT', 'ece_predicted_old')} and {mean('PACT', 'ece_predicted_new')} % by predicted" in text
+        faults, fuzz = (json.loads((DOCS / "results" / name).read_text()) for name in ("faults.json", "fuzz.json"))
+        assert f"{faults['in_all']} injected faults, nothing lost" in text
+        assert faults["lost"] == 0
+        assert f"{fuzz['cases']:,} random and hostile inputs" in text
+        speed = re.search(r"literal / ours, authors' checkpoint \| ([\d.]+)", (DOCS / "speed.md").read_text())
+        assert f"{float(speed[1]):.1f} times as fast as the literal procedure" in text
+        tables = (DOCS / "results.md").read_text()  # written from the stored runs
+        before, after = (
+            re.search(rf"^\| {name} \| ([\d.]+) ±", tables, re.MULTILINE)[1] for name in ("Vanilla", "T-CIL")
+        )
+        assert f"brings ECE from {float(before):.1f} to {float(after):.1f} %" in text
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Examples that start `python -m tcil` do it here, and no page is drawn: it would be most of their time."""
+    import subprocess
+
+    from command_lines import command
+
+    def run(words, **options):
+        assert words[1:3] == ["-m", "tcil"]
+        command(*words[3:], code=0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("tcil.experiments.reporting.show.present", lambda run, console, **more: None)
+
+
+@pytest.mark.training
+@pytest.mark.xdist_group("gallery")
+class TestGallery:
+    """The examples, with networks that are hardly trained: `make docs` runs them as they are."""
+
+    def test_there_are_eight(self):
+        assert len(EXAMPLES) >= 8
+
+    @pytest.mark.parametrize(
+        "example",
+        [
+            pytest.param(path, marks=[pytest.mark.slow] * (path.stem in TRAINING_MORE), id=path.stem)
+            for path in EXAMPLES
+        ],
+    )
+    def test_runs(self, example, monkeypatch, in_this_process, tmp_path_factory):
+        import matplotlib
+
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        import torch
+
+        monkeypatch.setenv("TCIL_GALLERY_EPOCHS", "2")
+        monkeypatch.setenv("TCIL_GALLERY_CACHE", str(tmp_path_factory.getbasetemp() / "gallery"))
+        monkeypatch.syspath_prepend(str(example.parent))
+        monkeypatch.delitem(sys.modules, "letters_tasks", raising=False)
+        threads, state = torch.get_num_threads(), torch.get_rng_state()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                runpy.run_path(str(example), run_name="__main__")
+            assert plt.get_fignums()
+            assert all(figure.axes for figure in map(plt.figure, plt.get_fignums()))
+        finally:
+            plt.close("all")
+            torch.set_num_threads(threads)
+            torch.set_rng_state(state)
+            sys.modules.pop("letters_tasks", None)
+
+
+def test_site_needs_no_network():
+    """What the site is configured with asks for no inventory, script or font from elsewhere."""
+    text = (DOCS / "conf.py").read_text()
+    assert "intersphinx" not in text
+    assert "http" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(not (find_spec("sphinx") and find_spec("sphinx_gallery")), reason="needs the extra docs")
+def test_site_builds(tmp_path):
+    """Without a warning, without running the examples; every local file and anchor that a page names is there."""
+    import subprocess
+    from html.parser import HTMLParser
+    from urllib.parse import unquote
+
+    words = ["-b", "html", "-W", "--keep-going", "-q", "-D", "plot_gallery=0", "-d", tmp_path / "doctrees"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *map(str, words), str(DOCS), str(tmp_path / "site")],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+    class Page(HTMLParser):
+        def __init__(self, path):
+            super().__init__()
+            self.targets, self.anchors = [], set()
+            self.feed(path.read_text())
+
+        def handle_starttag(self, tag, attrs):
+            found = dict(attrs)
+            self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
+            self.targets += [found[name] for name in ("href", "src") if found.get(name)]
+
+    pages = {path: Page(path) for path in (tmp_path / "site").rglob("*.html") if "_static" not in path.parts}
+    assert len(pages) > 80
+    for path, page in pages.items():
+        for target in page.targets:
+            if re.match(r"[a-z]+:|//", target):
+                continue
+            file, _, anchor = target.partition("#")
+            there = (path.parent / unquote(file.partition("?")[0])).resolve() if file else path
+            assert there.exists(), (path.name, target)
+            if anchor and there in pages:
+                assert unquote(anchor) in pages[there].anchors, (path.name, target)
