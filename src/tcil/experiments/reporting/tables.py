@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tcil.experiments.reporting.collect import Study, shown, studies
+from tcil.experiments.reporting.findings import ORACLE, noise_floor
 from tcil.experiments.reporting.grids import Cell, Grid, Row
 from tcil.experiments.reporting.statistics import Spread, paired_difference
-from tcil.experiments.runs.catalogue import Heading, in_order
+from tcil.experiments.runs.catalogue import OLD_DATA, Heading, in_order
+from tcil.experiments.runs.catalogue import ORACLE as ORACLE_BLOCK
 from tcil.experiments.runs.reasons import NoAnswer, in_common
-from tcil.experiments.runs.results import RANKED
+from tcil.experiments.runs.results import RANKED, WITH_OPTIONS
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.errors import invalid
 from tcil.foundation.options import Verdict
@@ -34,6 +36,12 @@ MEANING = {
     "ece_predicted_old": "ECE of images predicted as old classes",
     "ece_predicted_new": "ECE of images predicted as new classes",
     "noise_floor": "the ECE that a perfectly calibrated model would score by chance",
+}
+HEADINGS = {
+    RANKED: "Calibrators",
+    WITH_OPTIONS: "With other options",
+    ORACLE_BLOCK: "Limits: the oracle sees the test set, the noise floor is chance",
+    OLD_DATA: "With validation data of old tasks",
 }
 
 
@@ -97,6 +105,45 @@ def summary(study: Study) -> Grid:
     title = f"{study.title}: mean over {study.tasks_told}, %"
     notes = (_over_seeds([study], bold=any(winner.values())), *remarks(study))
     return Grid(title, ("calibrator", *COLUMNS.values()), tuple(rows), notes)
+
+
+def overview(study: Study) -> Grid:
+    """The means of every calibrator with their distance to the oracle; oracle and noise floor stand below, as limits."""
+    whole, titles = summary(study), study.titles()
+    columns = [name for name in ("ece", "ece_predicted_old", "ece_predicted_new", "aece", "accuracy")]
+    places = [list(COLUMNS).index(name) for name in columns]
+    rows = []
+    for name, row in zip(titles, whole.rows, strict=True):
+        cells = [row.cells[place] for place in places]
+        rows.append(replace(row, cells=(cells[0], _to_oracle(study, name), *cells[1:])))
+    floor = noise_floor(study)
+    if floor is not None:
+        by_chance = Cell(Spread.lone(sum(floor) / len(floor)))
+        away = _beside(titles, study, by_chance)
+        cells = (by_chance, away, *[Cell(words="-")] * (len(columns) - 1))
+        limits = [place for place, row in enumerate(rows) if row.block == ORACLE_BLOCK]
+        place = limits[-1] + 1 if limits else len(rows)
+        rows.insert(place, Row("Noise floor", cells, ORACLE_BLOCK, apart=True))
+    headings = {block: HEADINGS.get(block, block.capitalize()) for block in {row.block for row in rows}}
+    names = (COLUMNS["ece"], "to oracle", *(COLUMNS[name] for name in columns[1:]))
+    return Grid(f"Mean over {study.tasks_told}, %", ("calibrator", *names), tuple(rows), whole.notes, headings=headings)
+
+
+def _to_oracle(study: Study, name: str) -> Cell:
+    """How much higher a calibrator's ECE is than the oracle's, over the runs that have both."""
+    pairs = zip(study.means(name, "ece"), study.means(ORACLE, "ece"), strict=True)
+    differences = [100 * (own - best) for own, best in pairs if own is not None and best is not None]
+    if not differences or name == ORACLE or (trying := study.having(name)) is None or len(differences) < len(trying.runs):
+        return Cell(words="-")
+    return Cell(Spread.of(differences), signed=True)
+
+
+def _beside(titles: Mapping[str, Heading], study: Study, level: Cell) -> Cell:
+    """How far a level is from the oracle."""
+    best = percent_of(study, ORACLE, "ece") if ORACLE in titles else Cell(words="-")
+    if best.spread is None or level.spread is None:
+        return Cell(words="-")
+    return Cell(Spread.lone(level.spread.mean - best.spread.mean), signed=True)
 
 
 def _over_seeds(studies: Sequence[Study], bold: bool) -> str:
