@@ -66,9 +66,8 @@ class Legend:
                 SHAPES.get(self.shape, ""), self.colour
             )
             inside = (line if self.line else Markup("")) + (mark if self.shape else Markup(""))
-        return Markup('<svg class="swatch" width="24" height="14" viewBox="0 0 24 14" aria-hidden="true">{}</svg>').format(
-            inside
-        )
+        frame = Markup('<svg class="swatch" width="24" height="14" viewBox="0 0 24 14" aria-hidden="true">{}</svg>')
+        return frame.format(inside)
 
 
 @dataclass(frozen=True)
@@ -199,12 +198,29 @@ def tip(title: str, rows: Sequence[tuple[str | None, str | None, str, str]]) -> 
 
 
 def static_svg(chart: Chart, panel: Panel) -> str:
-    """The panel as it is at first, without its declarations; the same for the same data, whatever was drawn before."""
+    """The panel as it is at first; the same for the same data."""
     import vl_convert
 
-    svg: str = vl_convert.vegalite_to_svg(chart.full(panel), config=CONFIG)
+    return _settled(vl_convert.vegalite_to_svg(chart.full(panel), config=CONFIG))
+
+
+def standalone_svg(chart: Chart) -> str:
+    """The first panel as a file of its own: on white, and with its legend inside."""
+    import vl_convert
+
+    spec = chart.full(chart.panels[0])
+    for layer in spec.get("layer", ()):
+        encoding = layer["encoding"]
+        if layer["mark"].get("type") == "point" and "color" in encoding:
+            for channel in {"color", "shape"} & encoding.keys():
+                encoding[channel]["legend"] = {"title": None, "orient": "bottom", "values": chart.shown}
+    return _settled(vl_convert.vegalite_to_svg(spec, config={**CONFIG, "background": "white"}))
+
+
+def _settled(svg: str) -> str:
+    """An SVG whose ids do not depend on what this process has drawn before."""
     names: dict[str, str] = {}
-    for name in re.findall(r'\bid="([^"]+)"', svg):  # they count all that this process has drawn
+    for name in re.findall(r'\bid="([^"]+)"', svg):
         names.setdefault(name, f"i{len(names)}")
     for name, short in names.items():
         svg = re.sub(rf'(\bid="|#){re.escape(name)}(?=["\)])', rf"\g<1>{short}", svg)
@@ -216,7 +232,7 @@ def scripts() -> str:
     """The scripts that draw specifications in a browser: Vega, Vega-Lite and Vega-Embed, of the installed package."""
     import vl_convert
 
-    bundle: str = vl_convert.javascript_bundle()
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE)
 
 

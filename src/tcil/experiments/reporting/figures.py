@@ -55,7 +55,7 @@ def drawn(title: str, columns: Sequence[object], rows: Mapping[str, Iterable[Val
         )
         for label, values in rows.items()
     ]
-    return Grid(title, ("", *map(str, columns)), tuple(lines))
+    return Grid(title, ("curve", *map(str, columns)), tuple(lines))
 
 
 def listed(values: Sequence[float] | Values, digits: int = 1) -> str:
@@ -83,7 +83,7 @@ def _labels(titles: Mapping[str, Heading]) -> dict[str, str]:
 
 
 def _line(name: str, label: str, block: str, on: bool) -> Legend:
-    return Legend(label, colour(name), shape(name), name, dashed=block != RANKED, on=on)
+    return Legend(label, colour(name), shape(name), label, dashed=block != RANKED, on=on)
 
 
 def _at_first(names: Sequence[str]) -> set[str]:
@@ -120,9 +120,7 @@ def errors_by_group(study: Study) -> Chart | None:
     marks = {"all": "circle", "old": "left", "new": "right"}
     groups = [group for group in GROUP_TITLES if any(row["key"] == group for row in rows)]
     legend = [Legend(GROUP_TITLES[group], GROUPS[group], marks[group], group, line=False) for group in groups]
-    y = {"field": "label", "type": "nominal", "title": None, "scale": {"domain": order}}
-    y["axis"] = {"labelLimit": 170, "grid": True, "ticks": False, "domain": False}
-    x = {"field": "value", "type": "quantitative", "title": "ECE, % (lower is better)", "scale": {"zero": True}}
+    x, y = _errors_by_label(order)
     limits, layers, more = _limits(study)
     span = {"x": {"aggregate": "min", **x}, "x2": {"aggregate": "max", "field": "value"}, "y": y}
     layers += [
@@ -153,6 +151,14 @@ def errors_by_group(study: Study) -> Chart | None:
         "; ".join([*words, *more[1:]]),
         (*legend, *_limit_legend(limits)),
     )
+
+
+def _errors_by_label(order: Sequence[str]) -> tuple[Spec, Spec]:
+    """The axes of a picture with a row for each calibrator."""
+    axis = {"labelLimit": 170, "grid": True, "ticks": False, "domain": False}
+    y: Spec = {"field": "label", "type": "nominal", "title": None, "scale": {"domain": list(order)}, "axis": axis}
+    x: Spec = {"field": "value", "type": "quantitative", "title": "ECE, % (lower is better)", "scale": {"zero": True}}
+    return x, y
 
 
 def _percent(spread: Spread) -> str:
@@ -219,11 +225,9 @@ def errors_by_study(studies: Sequence[Study]) -> Chart | None:
         for place, study in enumerate(studies)
     ]
     order = [label for label in labels.values() if label in found]
-    y = {"field": "label", "type": "nominal", "title": None, "scale": {"domain": order}}
-    y["axis"] = {"labelLimit": 170, "grid": True, "ticks": False, "domain": False}
-    x = {"field": "value", "type": "quantitative", "title": "ECE, % (lower is better)", "scale": {"zero": True}}
-    base = {"data": {"name": "errors"}, "transform": [chosen("group")]}
-    layers = [
+    x, y = _errors_by_label(order)
+    base: Spec = {"data": {"name": "errors"}, "transform": [chosen("group")]}
+    layers: list[Spec] = [
         {
             **base,
             "mark": {"type": "point", "filled": True, "size": 60, "opacity": 0.8, "tooltip": {"content": "data"}},
@@ -287,7 +291,7 @@ def _by_task(
             for place, task in enumerate(tasks):
                 if not np.isfinite(mean[place]):
                     continue
-                row = {"key": name, "group": group, "task": task, "value": _short(mean[place])}
+                row: dict[str, Any] = {"key": labels[name], "group": group, "task": task, "value": _short(mean[place])}
                 row |= {"dashed": titles[name].block != RANKED}
                 text = _percent(Spread.of(list(values[:, place]))) if unit else f"{mean[place]:.3f}"
                 if name in BANDS and np.isfinite(ends[:, place]).all():
@@ -297,7 +301,7 @@ def _by_task(
                 if several:
                     row |= {"least": _short(values[:, place].min()), "most": _short(values[:, place].max())}
                 rows.append(row)
-                told[place].append((name, group, labels[name], text))
+                told[place].append((labels[name], group, labels[name], text))
     if not present:
         return None
     first = _at_first(present) if unit else set(present)
@@ -312,13 +316,11 @@ def _by_task(
         for task, lines in zip(tasks, told, strict=True)
     ]
     if floor is not None:
-        datasets["floor"] = [
-            {"task": task, "floor": _short(value)} for task, value in zip(tasks, floor, strict=True)
-        ]
+        datasets["floor"] = [{"task": task, "floor": _short(value)} for task, value in zip(tasks, floor, strict=True)]
         for line, value in zip(datasets["touch"], floor, strict=True):
             line["tip"]["rows"].append([None, "all", "noise floor", f"{value:.2f} %"])
     layers = _task_layers(legend, title, tasks, several, floor is not None)
-    caption = f"{title[0].upper()}{title[1:]}, after each task."
+    caption = f"{what[0].upper()}{what[1:]} after each task{f', in {unit}' if unit else ''}."
     if banded:
         ends_of = ", the mean of the seeds' where all have one" if several else ""
         caption += f" Bands: 95 % bootstrap intervals over images{ends_of} ({', '.join(banded)})."
@@ -340,7 +342,7 @@ def _task_layers(legend: Sequence[Legend], title: str, tasks: Sequence[int], sev
     scale = {"domain": [tasks[0] - 0.5, tasks[-1] + 0.5], "nice": False}
     x = {"field": "task", "type": "quantitative", "title": "after task", "axis": axis, "scale": scale}
     y = {"field": "value", "type": "quantitative", "title": title, "scale": {"zero": True}}
-    base = {"data": {"name": "values"}, "transform": [chosen("group")]}
+    base: Spec = {"data": {"name": "values"}, "transform": [chosen("group")]}
     hue = coloured(legend)
     layers: list[Spec] = []
     if floor:
@@ -360,8 +362,8 @@ def _task_layers(legend: Sequence[Legend], title: str, tasks: Sequence[int], sev
     if several:
         ends = {"x": x, "y": {**y, "field": "least"}, "y2": {"field": "most"}, "color": hue}
         layers.append({**base, "mark": {"type": "rule", "strokeWidth": 1.2, "opacity": 0.7}, "encoding": ends})
-    dash = {"field": "dashed", "type": "nominal", "legend": None, "scale": {"domain": [False, True]}}
-    dash["scale"]["range"] = [[1, 0], [5, 3]]
+    solid_or_dashed = {"domain": [False, True], "range": [[1, 0], [5, 3]]}
+    dash: Spec = {"field": "dashed", "type": "nominal", "legend": None, "scale": solid_or_dashed}
     layers += [
         {**base, "mark": {"type": "line"}, "encoding": {"x": x, "y": y, "color": hue, "strokeDash": dash}},
         {
@@ -391,7 +393,7 @@ def reliability(study: Study) -> Chart | None:
     """Reliability diagrams after each task, seeds pooled, with the histograms of confidence below."""
     titles = study.titles()
     labels = _labels(titles)
-    panels, words, groups = [], [], set()
+    panels, names, words, groups = [], [], [], set()
     tasks = [task.task for task in study.runs[0].tasks]
     for name, label in labels.items():
         rows: Rows = []
@@ -407,15 +409,16 @@ def reliability(study: Study) -> Chart | None:
                 groups.add(group)
                 rows += _bars(diagrams, task, group)
         if rows:
-            panels.append(Panel({"bins": rows}, label, name, told))
+            panels.append(Panel({"bins": rows}, label, label, told))
+            names.append(name)
             last = [row for row in rows if row["task"] == tasks[-1] and row["group"] == "all"]
             pairs = ", ".join(f"{row['confidence']:.2f}/{row['accuracy']:.2f}" for row in last)
             words.append(f"{label}, {told.get(f'{tasks[-1]} all', '')}: {pairs}")
     if not panels:
         return None
-    first = _at_first([panel.key for panel in panels if panel.key is not None])
+    first = _at_first(names)
     legend = [
-        *(_line(str(panel.key), panel.title, titles[str(panel.key)].block, panel.key in first) for panel in panels),
+        *(_line(name, labels[name], titles[name].block, name in first) for name in names),
         Legend("accuracy", CORRECT, line=False),
         Legend("over-confident", OVER, line=False),
         Legend("under-confident", UNDER, line=False),
@@ -467,21 +470,25 @@ def pooled(diagrams: Sequence[Bins]) -> tuple[Values, Values, Values]:
 
 def _diagram() -> Spec:
     where = [{"filter": "datum.task == task && datum.group == group"}]
-    base = {"data": {"name": "bins"}, "transform": where}
+    base: Spec = {"data": {"name": "bins"}, "transform": where}
     ticks = [0, 0.2, 0.4, 0.6, 0.8, 1]
-    bare = {"values": ticks, "labels": False, "title": None, "ticks": False}
-    named = {"values": ticks, "title": "confidence", "format": ".1f"}
+    bare: Spec = {"values": ticks, "labels": False, "title": None, "ticks": False}
+    named: Spec = {"values": ticks, "title": "confidence", "format": ".1f"}
     unit = {"domain": [0, 1]}
 
     def across(axis: Spec) -> Spec:
         return {"x": {"field": "from", "type": "quantitative", "scale": unit, "axis": axis}, "x2": {"field": "to"}}
 
-    right = {"type": "quantitative", "scale": unit, "axis": {"values": ticks, "title": "accuracy", "format": ".1f"}}
-    side = {"condition": {"test": "datum.confidence >= datum.accuracy", "value": OVER}, "value": UNDER}
+    right: Spec = {
+        "type": "quantitative",
+        "scale": unit,
+        "axis": {"values": ticks, "title": "accuracy", "format": ".1f"},
+    }
+    side: Spec = {"condition": {"test": "datum.confidence >= datum.accuracy", "value": OVER}, "value": UNDER}
     ends = [{"at": 0}, {"at": 1}]
     diagonal = {"x": {"field": "at", "type": "quantitative"}, "y": {"field": "at", "type": "quantitative"}}
-    bar = {"type": "rect", "xOffset": 0.5, "x2Offset": -0.5}
-    top = [
+    bar: Spec = {"type": "rect", "xOffset": 0.5, "x2Offset": -0.5}
+    top: list[Spec] = [
         {
             **base,
             "mark": {**bar, "color": CORRECT},
@@ -498,18 +505,18 @@ def _diagram() -> Spec:
             },
         },
         {"data": {"values": ends}, "mark": {"type": "line", "color": INK, "strokeDash": [3, 3]}, "encoding": diagonal},
-        touched("bins", {**across(bare), "y": {"value": 0}, "y2": {"value": 170}}, {"type": "rect"}, where),
+        touched("bins", {**across(bare), "y": {"value": 0}, "y2": {"value": 150}}, {"type": "rect"}, where),
     ]
-    share = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 100]}}
-    share["axis"] = {"values": [0, 50, 100], "title": "images, %"}
-    below = {
+    shares = {"values": [0, 50, 100], "title": "images, %"}
+    share: Spec = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 100]}, "axis": shares}
+    below: Spec = {
         **base,
-        "width": 170,
-        "height": 46,
+        "width": 150,
+        "height": 42,
         "mark": {**bar, "color": AXIS, "tooltip": {"content": "data"}},
         "encoding": {**across(named), "y": share, "y2": {"datum": 0}},
     }
-    return {"vconcat": [{"width": 170, "height": 170, "layer": top}, below], "spacing": 8}
+    return {"vconcat": [{"width": 150, "height": 150, "layer": top}, below], "spacing": 8}
 
 
 # Classes and the search --------------------------------------------------------------------------------------
@@ -535,13 +542,13 @@ def error_by_class(study: Study) -> Chart | None:
         present.append(name)
         words.append(f"{label} from {known.min():.0f} to {known.max():.0f}, mean {known.mean():.1f}")
         for place in map(int, np.flatnonzero(~np.isnan(mean))):
-            rows.append({"key": name, "class": place, "value": _short(mean[place])})
-            told[place].append((name, None, label, f"{mean[place]:+.1f} points"))
+            rows.append({"key": label, "class": place, "value": _short(mean[place])})
+            told[place].append((label, None, label, f"{mean[place]:+.1f} points"))
     if not present:
         return None
     first = _at_first(present) & {"vanilla", "t-cil", "pact"} or _at_first(present)
     legend = [
-        Legend(labels[name], colour(name), shape(name), name, line=False, on=name in first) for name in present
+        Legend(labels[name], colour(name), shape(name), labels[name], line=False, on=name in first) for name in present
     ]
     touch = [
         {
@@ -554,16 +561,17 @@ def error_by_class(study: Study) -> Chart | None:
     ]
     scale = {"domain": [-0.5, seen[-1] - 0.5], "nice": False}
     axis = {"tickMinStep": 1, "format": "d", "grid": False}
-    x = {"field": "class", "type": "quantitative", "title": "class, in the order of learning"}
+    x: Spec = {"field": "class", "type": "quantitative", "title": "class, in the order of learning"}
     x |= {"scale": scale, "axis": axis}
-    y = {"field": "value", "type": "quantitative", "title": "confidence - accuracy, points"}
-    layers = [
+    y: Spec = {"field": "value", "type": "quantitative", "title": "confidence - accuracy, points"}
+    zero = {"data": {"values": [{"at": 0}]}, "mark": {"type": "rule", "color": INK}}
+    layers: list[Spec] = [
         {
             "data": {"name": "starts"},
             "mark": {"type": "rule", "color": AXIS, "strokeDash": [2, 3], "opacity": 0.8},
             "encoding": {"x": {**x, "field": "at"}},
         },
-        {"data": {"values": [{"at": 0}]}, "mark": {"type": "rule", "color": INK}, "encoding": {"y": {**y, "field": "at"}}},
+        {**zero, "encoding": {"y": {**y, "field": "at"}}},
         {
             "data": {"name": "values"},
             "transform": [chosen()],
@@ -598,8 +606,8 @@ def search_trace(study: Study, calibrator: str = "t-cil") -> Chart | None:
     found: Rows = []
     words, legend = [], []
     for place, (task, search, magnitude, target) in enumerate(traces):
-        key = f"t{task}"
-        legend.append(Legend(f"task {task}", _shade(place, len(traces)), "circle", key))
+        key = f"task {task}"
+        legend.append(Legend(key, _shade(place, len(traces)), "circle", key))
         steps = sorted((step.magnitude, step.temperature) for step in search.trace)
         for at, temperature in (step for step in steps if np.isfinite(step[1])):
             lines = [("magnitude", f"{at:.4f}"), ("temperature", f"{temperature:.3f}")]
@@ -610,15 +618,15 @@ def search_trace(study: Study, calibrator: str = "t-cil") -> Chart | None:
         found.append({"key": key, "magnitude": magnitude, "temperature": target, "tip": told})
         words.append(f"task {task}: magnitude {magnitude:.3f} for target {target:.2f}")
     most, highest = max(t[2] for t in traces), max(t[3] for t in traces)
-    x = {"field": "magnitude", "type": "quantitative", "title": "magnitude of the perturbation"}
+    x: Spec = {"field": "magnitude", "type": "quantitative", "title": "magnitude of the perturbation"}
     x["scale"] = {"domain": [0, 2 * most or 1], "nice": False}
-    y = {"field": "temperature", "type": "quantitative", "title": "temperature of perturbed new exemplars"}
+    y: Spec = {"field": "temperature", "type": "quantitative", "title": "temperature of perturbed new exemplars"}
     y["scale"] = {"domain": [0, 2 * highest or 1], "nice": False}
-    base = {"data": {"name": "steps"}, "transform": [chosen()]}
+    base: Spec = {"data": {"name": "steps"}, "transform": [chosen()]}
     hue = coloured(legend)
     encoding = {"x": x, "y": y, "color": hue}
     said = {"content": "data"}
-    layers = [
+    layers: list[Spec] = [
         {**base, "mark": {"type": "line", "strokeWidth": 1.3, "clip": True}, "encoding": encoding},
         {
             **base,
@@ -639,7 +647,11 @@ def search_trace(study: Study, calibrator: str = "t-cil") -> Chart | None:
         " beyond twice the largest magnitude or target are not in the picture."
     )
     return Chart(
-        layered(layers, WIDTH, HEIGHT), (Panel({"steps": rows, "found": found}),), caption, "; ".join(words), tuple(legend)
+        layered(layers, WIDTH, HEIGHT),
+        (Panel({"steps": rows, "found": found}),),
+        caption,
+        "; ".join(words),
+        tuple(legend),
     )
 
 

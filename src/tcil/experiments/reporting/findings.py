@@ -225,16 +225,18 @@ def _floor(known: Facts) -> str:
         f"The noise floor is {known.floor:.1f} %: the ECE that a perfectly calibrated model would show on these test"
         " images by chance"
     )
-    beside = []
-    if known.oracle is not None:
-        beside.append(f"the oracle is {_off(known.oracle.mean - known.floor)} it")
-    if known.nearest is not None:
-        title = known.nearest.title
-        off = _off(known.nearest.mean - known.floor)
-        beside.append(f"{title} {off}" if beside else f"{title} is {off} it")
-    below = known.oracle is not None and known.oracle.mean < known.floor - LEVEL
-    why = " (a temperature fitted to these very images can go below it)" if below else ""
-    return text + (f"; {' and '.join(beside)}" if beside else "") + f"{why}."
+    levels = [(level, level.mean - known.floor) for level in (known.oracle, known.nearest) if level is not None]
+    told = [f"{_name(level, known)} is {_off(points)} it" for level, points in levels]
+    if len(levels) == 2 and all(points > LEVEL for _, points in levels):
+        (_, oracle), (nearest, points) = levels
+        told = [f"the oracle is {oracle:.1f} points above it and {nearest.title} {points:.1f} points"]
+    elif known.oracle is not None and levels[0][1] < -LEVEL:
+        told[0] += ", because it was fitted on these very images"
+    return "; ".join([text, *told]) + "."
+
+
+def _name(level: Level, known: Facts) -> str:
+    return "the oracle" if level is known.oracle else level.title
 
 
 def _off(points: float) -> str:
@@ -323,14 +325,16 @@ def _from_to(values: Sequence[float]) -> str:
 
 def _hidden_of_several(known: Sequence[Facts]) -> str:
     levels = [
-        (one.oracle.mean, *one.oracle.groups) for one in known if one.oracle is not None and one.oracle.groups is not None
+        (one.oracle.mean, *one.oracle.groups)
+        for one in known
+        if one.oracle is not None and one.oracle.groups is not None
     ]
     if not levels:
         return "What one temperature hides is not known: no run has the errors of old and new classes apart."
     hides = sum(max(old, new) - mean > HIDDEN for mean, old, new in levels)
     mean, old, new = (sum(column) / len(column) for column in zip(*levels, strict=True))
     return (
-        f"One temperature hides the difference between old and new classes in {hides} of {len(levels)} studies: with the"
-        f" best single temperature the ECE is {mean:.1f} % on all images, {old:.1f} % on those predicted as old classes"
-        f" and {new:.1f} % on those predicted as new (averages over the studies)."
+        f"One temperature hides the difference between old and new classes in {hides} of {len(levels)} studies: with"
+        f" the best single temperature the ECE is {mean:.1f} % on all images, {old:.1f} % on those predicted as old"
+        f" classes and {new:.1f} % on those predicted as new (averages over the studies)."
     )

@@ -41,7 +41,7 @@
     const table = make("table");
     for (const [, , name, value] of rows) {
       const line = make("tr");
-      line.append(make("th", name), make("td", value));
+      line.append(make("td", name), make("td", value));
       table.append(line);
     }
     box.replaceChildren(make("p", tip.title), table);
@@ -78,7 +78,7 @@
         const spec = { ...structuredClone(content.spec), params, datasets: unpacked(datasets) };
         if (!content.fixed) spec.width = room;
         const options = { mode: "vega-lite", actions: false, renderer: "svg", ast: true, defaultStyle: false, config };
-        view = (await vegaEmbed(live, spec, { ...options, tooltip: teller(state) })).view;
+        view = (await vegaEmbed(live.querySelector(".view"), spec, { ...options, tooltip: teller(state) })).view;
         views.set(panel, view);
         panel.dataset.live = "true";
         if (!content.fixed) {

@@ -1,4 +1,4 @@
-"""One self-contained HTML page for any set of runs: what was learned, tables, pictures, settings. It needs no network."""
+"""One self-contained HTML page for any set of runs: findings, tables, pictures, settings. It needs no network."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ LEAD = (
     " italics are not ranked: they see data that the others do not, or have other options."
 )
 TERMS = {
-    "ECE": "Expected calibration error in ten bins: how far confidence is from accuracy. 0 is perfect, lower is better.",
-    "ECE old, ECE new": "The ECE of images predicted as old classes, and of those predicted as classes of the last task.",
+    "ECE": "Expected calibration error in ten bins: how far confidence is from accuracy. Lower is better.",
+    "ECE old, ECE new": "The ECE of images predicted as old classes, and of those predicted as new ones.",
     "AECE": "The same error with ten bins of equal size.",
     "To oracle": "How many points a calibrator's ECE is above that of Optimal TS.",
     "Optimal TS": "The oracle: one temperature fitted on the test set itself. No calibrator is given that data.",
@@ -85,6 +85,9 @@ class Section:
         return own or any(part.charts for part in self.parts)
 
 
+READING = Section("How to read this page", [LEAD], terms=TERMS)
+
+
 @dataclass(frozen=True)
 class Placed:
     """A section where links find it."""
@@ -115,7 +118,7 @@ def write_report(runs: Sequence[StoredRun], path: Path, title: str | None = None
         )
         others = [side_by_side(groups, key) for key in OVERVIEW if key != "ece"]
         sections = [Section("Studies side by side", grids=others), *study_sections(groups)]
-    return write_sections(path, front, [*sections, Section("How to read this page", [LEAD], terms=TERMS)])
+    return write_sections(path, front, [*sections, READING])
 
 
 def write_sections(path: Path, front: Section, sections: Sequence[Section]) -> Path:
@@ -192,7 +195,7 @@ def inline_svg(svg: str, words: str, number: int) -> Markup:
     """A picture as part of the page, with its words for those who do not see it."""
     unique = f"p{number}-"
     # What only a file of its own needs goes; ids are made unique, since several pictures share a page.
-    bare = re.sub(r"<metadata>.*?</metadata>|\s+xmlns(:\w+)?=\"[^\"]*\"", "", svg, flags=re.DOTALL)
+    bare = re.sub(r'<metadata>.*?</metadata>|\s+(xmlns(:\w+)?|role|aria-\w+)="[^"]*"', "", svg, flags=re.DOTALL)
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{unique}", bare)
     label = Markup('<svg role="img" aria-label="{}"').format(words)
     return Markup(body.replace("<svg", str(label), 1))  # a library's own SVG, the words escaped  # nosec B704

@@ -40,7 +40,7 @@ MEANING = {
 HEADINGS = {
     RANKED: "Calibrators",
     WITH_OPTIONS: "With other options",
-    ORACLE_BLOCK: "Limits: the oracle sees the test set, the noise floor is chance",
+    ORACLE_BLOCK: "Limits",
     OLD_DATA: "With validation data of old tasks",
 }
 
@@ -108,9 +108,9 @@ def summary(study: Study) -> Grid:
 
 
 def overview(study: Study) -> Grid:
-    """The means of every calibrator with their distance to the oracle; oracle and noise floor stand below, as limits."""
+    """The means of every calibrator with their distance to the oracle; oracle and noise floor are below, as limits."""
     whole, titles = summary(study), study.titles()
-    columns = [name for name in ("ece", "ece_predicted_old", "ece_predicted_new", "aece", "accuracy")]
+    columns = ("ece", "ece_predicted_old", "ece_predicted_new", "aece", "accuracy")
     places = [list(COLUMNS).index(name) for name in columns]
     rows = []
     for name, row in zip(titles, whole.rows, strict=True):
@@ -120,10 +120,10 @@ def overview(study: Study) -> Grid:
     if floor is not None:
         by_chance = Cell(Spread.lone(sum(floor) / len(floor)))
         away = _beside(titles, study, by_chance)
-        cells = (by_chance, away, *[Cell(words="-")] * (len(columns) - 1))
+        chance = (by_chance, away, *[Cell(words="-")] * (len(columns) - 1))
         limits = [place for place, row in enumerate(rows) if row.block == ORACLE_BLOCK]
         place = limits[-1] + 1 if limits else len(rows)
-        rows.insert(place, Row("Noise floor", cells, ORACLE_BLOCK, apart=True))
+        rows.insert(place, Row("Noise floor", chance, ORACLE_BLOCK, apart=True))
     headings = {block: HEADINGS.get(block, block.capitalize()) for block in {row.block for row in rows}}
     names = (COLUMNS["ece"], "to oracle", *(COLUMNS[name] for name in columns[1:]))
     return Grid(f"Mean over {study.tasks_told}, %", ("calibrator", *names), tuple(rows), whole.notes, headings=headings)
@@ -133,7 +133,8 @@ def _to_oracle(study: Study, name: str) -> Cell:
     """How much higher a calibrator's ECE is than the oracle's, over the runs that have both."""
     pairs = zip(study.means(name, "ece"), study.means(ORACLE, "ece"), strict=True)
     differences = [100 * (own - best) for own, best in pairs if own is not None and best is not None]
-    if not differences or name == ORACLE or (trying := study.having(name)) is None or len(differences) < len(trying.runs):
+    trying = study.having(name)
+    if not differences or name == ORACLE or trying is None or len(differences) < len(trying.runs):
         return Cell(words="-")
     return Cell(Spread.of(differences), signed=True)
 
