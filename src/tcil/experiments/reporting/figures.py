@@ -26,9 +26,9 @@ from tcil.experiments.reporting.charts import (
 from tcil.experiments.reporting.collect import Study
 from tcil.experiments.reporting.findings import ORACLE, noise_floor
 from tcil.experiments.reporting.grids import Cell, Grid, Row
-from tcil.experiments.reporting.palette import GROUPS, INK, OTHERS, SHAPES, colour, shape
+from tcil.experiments.reporting.palette import GROUPS, INK, SHAPES, colour, shape
 from tcil.experiments.reporting.statistics import Spread
-from tcil.experiments.runs.catalogue import CATALOGUE, Heading, in_order
+from tcil.experiments.runs.catalogue import ALL_DATA, CATALOGUE, Heading, in_order
 from tcil.experiments.runs.results import RANKED, Bins
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
@@ -40,7 +40,7 @@ ERROR_OF = {"all": "ece", "old": "ece_predicted_old", "new": "ece_predicted_new"
 WIDTH, HEIGHT = 720, 300
 SHAPE_FOUND = SHAPES["star"]
 SEQUENCE = ((59, 111, 212), (14, 154, 167), (58, 155, 58), (184, 144, 26), (217, 54, 62))  # of tasks, first to last
-MOST_COLOURS = 8  # of studies beside each other; more are not told apart
+STUDIES = ("#2f7fd1", "#e07b00", "#3a9b3a", "#c2559d", "#7d8590", "#9a6fd0", "#0e9aa7", "#a06a4c")  # more look alike
 
 
 def drawn(title: str, columns: Sequence[object], rows: Mapping[str, Iterable[Values]], digits: int = 2) -> Grid:
@@ -88,7 +88,7 @@ def _line(name: str, label: str, block: str, on: bool) -> Legend:
 
 def _at_first(names: Sequence[str]) -> set[str]:
     """Which of these are switched on at first: the usual ones and all that are not of the catalogue."""
-    first = {name for name in names if name in AT_FIRST or name not in CATALOGUE}
+    first = {name for name in names if name in AT_FIRST or name.partition("[")[0] not in (*CATALOGUE, ALL_DATA)}
     return first or set(names)
 
 
@@ -202,8 +202,7 @@ def errors_by_study(studies: Sequence[Study]) -> Chart | None:
         for name, heading in study.titles().items():
             titles.setdefault(name, heading)
     labels = _labels(in_order(titles))
-    few = len(studies) <= MOST_COLOURS
-    shades = list(dict.fromkeys((*GROUPS.values(), *OTHERS)))[1:]
+    few, marks = len(studies) <= len(STUDIES), list(SHAPES)
     rows: Rows = []
     found: dict[str, list[float]] = {}
     for place, study in enumerate(studies):
@@ -221,7 +220,7 @@ def errors_by_study(studies: Sequence[Study]) -> Chart | None:
     if not found:
         return None
     legend = [
-        Legend(study.title, shades[place % len(shades)] if few else shades[0], "circle", f"s{place}", line=False)
+        Legend(study.title, STUDIES[place if few else 0], marks[place if few else 0], f"s{place}", line=False)
         for place, study in enumerate(studies)
     ]
     order = [label for label in labels.values() if label in found]
@@ -231,7 +230,7 @@ def errors_by_study(studies: Sequence[Study]) -> Chart | None:
         {
             **base,
             "mark": {"type": "point", "filled": True, "size": 60, "opacity": 0.8, "tooltip": {"content": "data"}},
-            "encoding": {"x": x, "y": y, "color": coloured(legend)},
+            "encoding": {"x": x, "y": y, "color": coloured(legend), "shape": marked(legend)},
         },
         {
             **base,
@@ -471,7 +470,7 @@ def pooled(diagrams: Sequence[Bins]) -> tuple[Values, Values, Values]:
 def _diagram() -> Spec:
     where = [{"filter": "datum.task == task && datum.group == group"}]
     base: Spec = {"data": {"name": "bins"}, "transform": where}
-    ticks = [0, 0.2, 0.4, 0.6, 0.8, 1]
+    ticks = [0, 0.5, 1]
     bare: Spec = {"values": ticks, "labels": False, "title": None, "ticks": False}
     named: Spec = {"values": ticks, "title": "confidence", "format": ".1f"}
     unit = {"domain": [0, 1]}

@@ -77,8 +77,9 @@
         const params = content.spec.params.map((param) => ({ ...param, value: values[param.name] ?? param.value }));
         const spec = { ...structuredClone(content.spec), params, datasets: unpacked(datasets) };
         if (!content.fixed) spec.width = room;
-        const options = { mode: "vega-lite", actions: false, renderer: "svg", ast: true, defaultStyle: false, config };
-        view = (await vegaEmbed(live.querySelector(".view"), spec, { ...options, tooltip: teller(state) })).view;
+        const plain = { mode: "vega-lite", actions: false, renderer: "svg", defaultStyle: false, logLevel: 1 };
+        const options = { ...plain, ast: true, config, tooltip: teller(state) }; // ast: nothing is evaluated as code
+        view = (await vegaEmbed(live.querySelector(".view"), spec, options)).view;
         views.set(panel, view);
         panel.dataset.live = "true";
         if (!content.fixed) {

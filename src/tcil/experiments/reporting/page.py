@@ -30,7 +30,7 @@ from tcil.experiments.reporting.figures import (
 )
 from tcil.experiments.reporting.findings import sentences
 from tcil.experiments.reporting.grids import Grid, html
-from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, overview, side_by_side
+from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, overview, overview_of, side_by_side
 from tcil.experiments.runs.records import JsonObject
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.errors import invalid
@@ -112,7 +112,7 @@ def write_report(runs: Sequence[StoredRun], path: Path, title: str | None = None
         front = Section(
             title or f"{count} runs on {datasets}",
             [f"{len(groups)} studies; runs that differ in their seeds only are one study. Mean over tasks."],
-            [side_by_side(groups, "ece")],
+            [overview_of(groups)],
             sentences=sentences(groups),
             beside=errors_by_study(groups),
         )

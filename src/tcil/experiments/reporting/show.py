@@ -12,7 +12,16 @@ from tcil.experiments.reporting.collect import Study, read_runs, shown, studies
 from tcil.experiments.reporting.findings import sentences
 from tcil.experiments.reporting.grids import terminal, write_tables
 from tcil.experiments.reporting.page import write_report
-from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, overview, redrawn, side_by_side, summary
+from tcil.experiments.reporting.tables import (
+    COLUMNS,
+    OVERVIEW,
+    by_task,
+    overview,
+    overview_of,
+    redrawn,
+    side_by_side,
+    summary,
+)
 from tcil.experiments.runs.recalibrate import Recalibration
 from tcil.experiments.runs.store import StoredRun
 
@@ -64,19 +73,22 @@ def open_page(page: Path, console: Console) -> None:
 
 
 def _show_tasks(groups: Sequence[Study], console: Console) -> None:
+    """The tables by task of each study; of several also their tables by calibrator."""
     for study in groups:
         for key in BY_TASK:
             console.print(terminal(by_task(study, key)))
+        if len(groups) > 1:
+            console.print(terminal(summary(study)))
 
 
 def _show_studies(groups: Sequence[Study], console: Console) -> None:
     """Three sentences, and a table: of one study by calibrator, of several by calibrator and study."""
     if len(groups) == 1:
-        console.print(f"\n{groups[0].title}", soft_wrap=True)
+        console.print(f"\n{groups[0].title}", style="bold", soft_wrap=True)
         grid = overview(groups[0])
     else:
-        console.print(f"\n{len(groups)} studies", soft_wrap=True)
-        grid = side_by_side(groups, "ece")
+        console.print(f"\n{len(groups)} studies", style="bold", soft_wrap=True)
+        grid = overview_of(groups)
     for sentence in sentences(groups):
         console.print(sentence)
     console.print()

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tcil.experiments.reporting.collect import Study, shown, studies
 from tcil.experiments.reporting.findings import ORACLE, noise_floor
@@ -117,16 +118,11 @@ def overview(study: Study) -> Grid:
         cells = [row.cells[place] for place in places]
         rows.append(replace(row, cells=(cells[0], _to_oracle(study, name), *cells[1:])))
     floor = noise_floor(study)
-    if floor is not None:
-        by_chance = Cell(Spread.lone(sum(floor) / len(floor)))
-        away = _beside(titles, study, by_chance)
-        chance = (by_chance, away, *[Cell(words="-")] * (len(columns) - 1))
-        limits = [place for place, row in enumerate(rows) if row.block == ORACLE_BLOCK]
-        place = limits[-1] + 1 if limits else len(rows)
-        rows.insert(place, Row("Noise floor", chance, ORACLE_BLOCK, apart=True))
-    headings = {block: HEADINGS.get(block, block.capitalize()) for block in {row.block for row in rows}}
-    names = (COLUMNS["ece"], "to oracle", *(COLUMNS[name] for name in columns[1:]))
-    return Grid(f"Mean over {study.tasks_told}, %", ("calibrator", *names), tuple(rows), whole.notes, headings=headings)
+    by_chance = Cell(words="n/a") if floor is None else Cell(Spread.lone(sum(floor) / len(floor)))
+    chance = (by_chance, _beside(titles, study, by_chance), *[Cell(words="-")] * (len(columns) - 1))
+    names = ("calibrator", COLUMNS["ece"], "to oracle", *(COLUMNS[name] for name in columns[1:]))
+    title = f"Mean over {study.tasks_told}, %"
+    return Grid(title, names, notes=whole.notes, **_with_floor(rows, chance))
 
 
 def _to_oracle(study: Study, name: str) -> Cell:
@@ -276,6 +272,24 @@ def side_by_side(studies: Sequence[Study], metric: str) -> Grid:
         tuple(rows),
         (_over_seeds(studies, bold=any(winner)),),
     )
+
+
+def overview_of(studies: Sequence[Study]) -> Grid:
+    """The ECE of every calibrator in every study; oracle and noise floor are below, as limits."""
+    whole = side_by_side(studies, "ece")
+    floors = [noise_floor(study) for study in studies]
+    cells = [Cell(words="n/a") if floor is None else Cell(Spread.lone(sum(floor) / len(floor))) for floor in floors]
+    return replace(whole, **_with_floor(whole.rows, tuple(cells)))
+
+
+def _with_floor(rows: Sequence[Row], cells: tuple[Cell, ...]) -> dict[str, Any]:
+    """The rows with the noise floor below the oracles, and headings for their blocks."""
+    limits = [place for place, row in enumerate(rows) if row.block == ORACLE_BLOCK]
+    place = limits[-1] + 1 if limits else len(rows)
+    floor = Row("Noise floor", cells, ORACLE_BLOCK, apart=True)
+    rows = (*rows[:place], floor, *rows[place:]) if any(cell.spread for cell in cells) else tuple(rows)
+    blocks = dict.fromkeys(row.block for row in rows)
+    return {"rows": rows, "headings": {block: HEADINGS.get(block, block.capitalize()) for block in blocks}}
 
 
 def redrawn(draws: Mapping[str, Sequence[float]], count: int) -> Grid:
