@@ -8,8 +8,9 @@ export OMP_WAIT_POLICY ?= passive
 .PHONY: demo test test-slow test-machines test-real test-lowest test-package fuzz check quick coverage lint lint-workflows hooks bench \
 	bench-history results docs docs-check package clean
 
+# ARGS=--open opens the report in the browser, ARGS=--verbose prints the tables by task.
 demo: $(VENV)/.bench
-	OMP_NUM_THREADS=1 $(BIN)/tcil run
+	OMP_NUM_THREADS=1 $(BIN)/tcil run $(ARGS)
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup -q
 QUICK  := not (real or slow or processes or training or ray or fuzz)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from research import ROOT
+from tcil.experiments.reporting.charts import Chart, standalone_svg
 from tcil.experiments.reporting.collect import Study, read_runs, shown, studies
 from tcil.experiments.reporting.grids import Cell, Grid, Row, markdown
 from tcil.experiments.reporting.plots import Picture
@@ -366,8 +367,9 @@ def _temperatures(groups: Sequence[Study]) -> Grid:
     return Grid("T-CIL's temperature over the optimal one", columns, tuple(rows))
 
 
-def _saved(picture: Picture, name: str) -> str:
-    replace_file(IMAGES / f"{name}.svg", picture.svg.encode())
+def _saved(picture: Picture | Chart, name: str) -> str:
+    svg = standalone_svg(picture) if isinstance(picture, Chart) else picture.svg
+    replace_file(IMAGES / f"{name}.svg", svg.encode())
     caption = picture.caption.replace("*", "\\*")
     return f"![{picture.words}](images/results/{name}.svg)\n\n*{caption}*\n"
 

@@ -141,7 +141,8 @@ def runs(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tcil.experiments.reporting.show.present", lambda run, console: None)  # draws a page of each
+        # It draws a page of each.
+        patch.setattr("tcil.experiments.reporting.show.present", lambda run, console, **more: None)
         for learner in ("er", "wa"):
             for seed in (1, 2):
                 command("run", *DIGITS, "--learner", learner, "--seeds", seed, "--out", folder)
@@ -177,8 +178,10 @@ def undrawn(monkeypatch):
     """Pictures are worked out, but not drawn."""
     from matplotlib.figure import Figure
 
-    from tcil.experiments.reporting import plots
+    from tcil.experiments.reporting import page, plots
 
     monkeypatch.setattr(Figure, "savefig", lambda figure, file, **more: file.write("<svg></svg>"))
     monkeypatch.setattr(plots, "drawing", lambda *sizes, **more: contextlib.nullcontext((Paper(), Paper())))
     monkeypatch.setattr(plots, "picture", lambda figure, *words: plots.Picture("<svg></svg>", *words))
+    monkeypatch.setattr(page, "static_svg", lambda chart, panel: "<svg></svg>")
+    monkeypatch.setattr(page, "scripts", lambda: "")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from conftest import ROOT
 from tcil.experiments.cli.app import app
+from tcil.experiments.reporting.collect import read_runs
 from tcil.experiments.runs.records import parse
 from tcil.experiments.runs.results import RunResult, StoredSettings
 from tcil.experiments.runs.store import StoredRun
@@ -44,4 +46,29 @@ def with_settings(run, settings):
 def with_rows(run, change):
     """The run with `change(rows)` in place of the rows of each task."""
     tasks = [task.model_copy(update={"calibrators": change(task.calibrators)}) for task in run.tasks]
+    return dataclasses.replace(run, result=run.result.with_tasks(tasks))
+
+
+def kept_run():
+    """The first run that docs/results keeps with all calibrators of its tables."""
+    files = sorted((ROOT / "docs/results/runs").glob("cifar100-er-*"))
+    runs = (run for file in files for run in read_runs([file]))
+    return next(run for run in runs if {"pact", "t-cil", "optimal-ts"} <= run.tasks[-1].calibrators.keys())
+
+
+def full_run():
+    """A kept run with all that a row of this version has: diagrams of groups, too (here all have the whole one's)."""
+    run = kept_run()
+
+    def filled(rows, task):
+        return {
+            name: row.model_copy(
+                update={"bins_predicted_new": row.bins, "bins_predicted_old": row.bins if task else None}
+                if row.bins is not None
+                else {}
+            )
+            for name, row in rows.items()
+        }
+
+    tasks = [task.model_copy(update={"calibrators": filled(task.calibrators, task.task)}) for task in run.tasks]
     return dataclasses.replace(run, result=run.result.with_tasks(tasks))

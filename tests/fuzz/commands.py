@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from fuzz.files import CANARY, content_of
 from tcil.experiments.cli.app import app
+from tcil.experiments.reporting import page
 
 TELLS = "the canary sang"
 PATIENT = pytest.mark.xdist_group("fuzz-folders")  # one worker makes the folders that these tests share
@@ -40,9 +41,11 @@ def workshop(folder: Path) -> Iterator[Path]:
         f"Path({str(tells)!r}).write_text('imported')\n"
     )
     here, path, draw = os.getcwd(), list(sys.path), matplotlib.figure.Figure.savefig
+    static, scripts = page.static_svg, page.scripts
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     matplotlib.figure.Figure.savefig = _undrawn  # type: ignore[method-assign]
+    page.static_svg, page.scripts = (lambda chart, panel: "<svg></svg>"), (lambda: "")  # type: ignore[assignment]
     try:
         yield folder
     finally:
@@ -50,6 +53,7 @@ def workshop(folder: Path) -> Iterator[Path]:
         sys.path[:] = path
         sys.modules.pop(CANARY, None)
         matplotlib.figure.Figure.savefig = draw  # type: ignore[method-assign]
+        page.static_svg, page.scripts = static, scripts
 
 
 def _undrawn(self: Any, file: Any, **options: Any) -> None:

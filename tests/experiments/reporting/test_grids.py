@@ -59,5 +59,6 @@ class TestGrids:
         assert "<i>" not in page
         assert "TS | &lt;b&gt;" in page
         assert '<th scope="row">' in page
-        assert '<tr class="apart rule">' in page
+        assert '</tbody><tbody><tr class="apart">' in page
+        assert '<td data-value="5">' in page
         assert "<strong>5.00 ± 1.00</strong>" in page

@@ -9,12 +9,11 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from conftest import ROOT
-from stored_runs import command, stored, with_rows
+from stored_runs import command, full_run, stored, with_rows
 from tcil.experiments.cli.app import app
 from tcil.experiments.config.settings import build
 from tcil.experiments.reporting import collect, page, tables
@@ -55,16 +54,18 @@ class TestReport:
         for folder in ("report", "compared"):
             check_report(tmp_path / folder)
         page = tmp_path / "report" / "report.html"
-        page.write_text(page.read_text().replace('<meta name="generator" content="tcil">\n', ""))  # as it was until 0.1
+        page.write_text("<style>\n:root { --ink: #1c2430; --soft: #5b6675; }</style>")  # as it was until 0.1
         check_report(tmp_path / "report")
         page.write_text("my own work")
         with pytest.raises(ValueError, match=r"whose report\.html is not of an earlier report"):
             check_report(tmp_path / "report")
 
     def test_page_is_self_contained_and_accessible(self, report):
-        page = (report[1] / "report" / "report.html").read_text()
+        whole = (report[1] / "report" / "report.html").read_text()
+        page = re.sub(r"<script[^>]*>.*?</script>", "", whole, flags=re.DOTALL)
         outside = re.findall(r"""(?:src|href)=["'](?!#|data:)[^"']*|https?:|url\((?!#)""", page)
         assert outside == []
+        assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
         checker = Checker()
         checker.feed(page)
         assert checker.figures >= 6
@@ -73,21 +74,16 @@ class TestReport:
         assert checker.tables_without_headers == 0
         ids = re.findall(r'\bid="([^"]+)"', page)
         assert len(ids) == len(set(ids))
+        assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+
+    def test_no_title_twice(self, report):
+        page = (report[1] / "report" / "report.html").read_text()
+        titles = [re.sub(r"<[^>]*>", "", title) for title in re.findall(r"<h[12][^>]*>.*?</h[12]>", page)]
+        assert len(titles) == len(set(titles)) > 3
 
     def test_the_same_runs_give_the_same_page(self, runs, report, tmp_path):
         command("report", runs, "--out", tmp_path)
         assert (tmp_path / "report.html").read_bytes() == (report[1] / "report" / "report.html").read_bytes()
-
-    def test_hostile_names_are_escaped(self, runs, tmp_path):
-        (first, *_) = collect.read_runs([runs])
-        record = first.result.record()
-        record["settings"]["learner"] = "<script>alert(1)</script>"
-        record["tasks"][0]["calibrators"]["vanilla"]["title"] = "<img src=x onerror=alert(1)>"
-        (tmp_path / "results.json").write_text(json.dumps(record))
-        command("report", tmp_path, "--out", tmp_path / "out")
-        page = (tmp_path / "out/report.html").read_text()
-        assert "<script" not in page.lower()
-        assert "<img" not in page
 
     def test_every_string_of_a_run_is_escaped(self, runs, tmp_path):
         """Names, titles, settings, the environment and reasons: whatever a folder says, it is text."""
@@ -109,26 +105,16 @@ class TestReport:
         command("report", folder, "--out", tmp_path / "out")
         page = (tmp_path / "out/report.html").read_text()
         assert "&lt;script&gt;" in page
-        assert "<script" not in page.lower()
+        assert "alert(1)</script" not in page.lower()
+        scripts = re.findall(r"<script([^>]*)>", page.lower())
+        assert set(scripts) == {
+            "",
+            ' type="application/json" class="data"',
+            ' type="application/json" id="chart-config"',
+        }
+        assert scripts.count("") == 2  # Vega and our own; the page's policy lets no other run
         assert "<svg onload" not in page
         assert "\"'><" not in page
-
-    @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-    def test_in_a_real_browser(self, report, tmp_path):
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
-        address = (report[1] / "report" / "report.html").as_uri()
-        words = ["chromium", *flags, "--virtual-time-budget=2000", "--dump-dom", address]
-        dom = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
-        assert dom.count("<svg") >= 6
-        assert "Side by side" in dom
-        shot = tmp_path / "page.png"
-        words = ["chromium", *flags, "--window-size=1280,7000", f"--screenshot={shot}", address]
-        subprocess.run(words, capture_output=True, timeout=120, check=True)
-        from PIL import Image
-
-        pixels = np.asarray(Image.open(shot).convert("RGB"), dtype=int)
-        coloured = (pixels.max(axis=2) - pixels.min(axis=2) > 60).mean()
-        assert coloured > 0.003  # the pictures are really drawn
 
 
 class Checker(html.parser.HTMLParser):
@@ -142,6 +128,8 @@ class Checker(html.parser.HTMLParser):
     def handle_starttag(self, tag, attributes):
         values = dict(attributes)
         if tag == "svg":
+            if values.get("aria-hidden") == "true":
+                return
             self.figures += 1
             self.unnamed_pictures += not (values.get("role") == "img" and len(values.get("aria-label") or "") > 20)
         elif tag == "table":
@@ -165,6 +153,11 @@ def test_a_page_does_not_depend_on_the_order_of_the_rows(tmp_path):
     assert told == ["ts", "ets", "irm", "mine"]
     pages = [page.write_report([one], tmp_path / name).read_bytes() for one, name in ((run, "a"), (turned, "b"))]
     assert pages[0] == pages[1]
+
+
+def test_the_page_of_a_run_is_small(tmp_path):
+    written = page.write_report([full_run()], tmp_path / "report.html")
+    assert 500_000 < written.stat().st_size < 3 * 2**20
 
 
 @pytest.mark.processes

@@ -141,7 +141,7 @@ class TestRunFolders:
 
     @pytest.mark.training
     def test_a_run_goes_on_whatever_its_files_say(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("tcil.experiments.reporting.show.present", lambda run, console: None)
+        monkeypatch.setattr("tcil.experiments.reporting.show.present", lambda run, console, **more: None)
         command("run", "--out", tmp_path, *QUICK, code=ExitCode.DONE)
         (folder,) = tmp_path.iterdir()
         names = ["results.json", "environment.json", "task-00/results.json", "task-01/results.json", "status.json"]

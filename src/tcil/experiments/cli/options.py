@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Out = Annotated[Path, typer.Option(help="folder for run folders")]
 REPORT = Path("report")  # unless the user names another
 Report = Annotated[Path, typer.Option(help="folder for report.html and the tables")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="also print the tables by task")]
+Browse = Annotated[bool, typer.Option("--open", help="open the report in the browser")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
 Precision = Annotated[
     str | None, typer.Option(help="training steps in fp32, bf16 or fp16; calibration stays in fp32 [default: fp32]")

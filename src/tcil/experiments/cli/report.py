@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tcil.experiments.cli import output
-from tcil.experiments.cli.options import REPORT, Report, check_report_place
+from tcil.experiments.cli.options import REPORT, Browse, Report, Verbose, check_report_place
 
 
 def report(
@@ -17,8 +17,10 @@ def report(
     keep: Annotated[
         Path | None, typer.Option(help="also copy the results, as small JSON files, into this folder")
     ] = None,
+    verbose: Verbose = False,
+    browse: Browse = False,
 ) -> None:
-    """Tables and pictures of any set of runs: on the terminal, as HTML, Markdown, LaTeX and CSV."""
+    """What any set of runs has shown: sentences, tables and pictures; as HTML, Markdown, LaTeX and CSV."""
     from tcil.experiments.reporting import collect
     from tcil.experiments.reporting.show import show_report
     from tcil.foundation.boundary import check_place
@@ -29,4 +31,4 @@ def report(
     stored = collect.read_runs(runs)
     if keep is not None:
         collect.keep(stored, keep)
-    show_report(stored, out, output.console)
+    show_report(stored, out, output.console, verbose=verbose, browse=browse)

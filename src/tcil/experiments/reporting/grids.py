@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +52,8 @@ class Row:
 class Grid:
     """A table: a title, columns, rows, and notes below; `wordy` where the cells are words, not numbers.
 
+    On the terminal and on pages, blocks that have one of the `headings` stand below it.
+
     >>> from tcil.experiments.reporting.grids import Cell, Grid, Row, markdown
     >>> from tcil.experiments.reporting.statistics import Spread
     >>> grid = Grid("Two seeds", ("method", "ECE"), (Row("TS", (Cell(Spread.of([4.0, 6.0])),)),))
@@ -68,6 +71,13 @@ class Grid:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = field(default=())
     wordy: bool = False
+    headings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> list[tuple[str, list[Row]]]:
+        """The rows of each block, below its heading; runs of rows, so that nothing changes its place."""
+        groups = itertools.groupby(self.rows, key=lambda row: row.block)
+        return [(self.headings.get(block, ""), list(rows)) for block, rows in groups]
 
 
 def terminal(grid: Grid) -> Table:
@@ -75,13 +85,13 @@ def terminal(grid: Grid) -> Table:
     table = Table(title=grid.title, caption="\n".join(grid.notes) or None, caption_justify="left")
     for index, name in enumerate(grid.columns):
         table.add_column(Text(name), justify="right" if index and not grid.wordy else "left")
-    block = grid.rows[0].block if grid.rows else ""
-    for row in grid.rows:
-        if row.block != block:
-            table.add_section()
-            block = row.block
-        cells = [Text(cell.text(), style="bold" if cell.bold else "") for cell in row.cells]
-        table.add_row(Text(row.label), *cells)
+    for heading, rows in grid.blocks:
+        table.add_section()
+        if heading:
+            table.add_row(Text(heading, style="italic"))
+        for row in rows:
+            cells = [Text(cell.text(), style="bold" if cell.bold else "") for cell in row.cells]
+            table.add_row(Text(row.label), *cells)
     return table
 
 
@@ -182,22 +192,29 @@ def write_tables(grids: Sequence[Grid], out: Path) -> None:
 
 
 def html(grid: Grid) -> Markup:
-    """For a page; every string is escaped."""
+    """For a page; every string is escaped. Cells with a number carry it, so that columns can be sorted."""
     kind = Markup(' class="wordy"') if grid.wordy else ""
     parts = [Markup("<table{}><caption>{}</caption><thead><tr>").format(kind, grid.title)]
-    block = grid.rows[0].block if grid.rows else ""
     parts += [Markup('<th scope="col">{}</th>').format(name) for name in grid.columns]
-    parts.append(Markup("</tr></thead><tbody>"))
-    for row in grid.rows:
-        names = [name for name, on in (("apart", row.apart), ("rule", row.block != block)) if on]
-        block = row.block
-        parts.append(Markup('<tr class="{}">').format(" ".join(names)) if names else Markup("<tr>"))
-        parts.append(Markup('<th scope="row">{}</th>').format(row.label))
-        for cell in row.cells:
-            text = escape(cell.text())
-            shown = Markup("<strong>{}</strong>").format(text) if cell.bold else text
-            parts.append(Markup("<td>{}</td>").format(shown))
-        parts.append(Markup("</tr>"))
-    parts.append(Markup("</tbody></table>"))
+    parts.append(Markup("</tr></thead>"))
+    for heading, rows in grid.blocks:
+        parts.append(Markup("<tbody>"))
+        if heading:
+            line = '<tr class="heading"><th scope="rowgroup" colspan="{}">{}</th></tr>'
+            parts.append(Markup(line).format(len(grid.columns), heading))
+        for row in rows:
+            parts.append(Markup('<tr class="apart">' if row.apart else "<tr>"))
+            parts.append(Markup('<th scope="row">{}</th>').format(row.label))
+            parts += [_data_cell(cell) for cell in row.cells]
+            parts.append(Markup("</tr>"))
+        parts.append(Markup("</tbody>"))
+    parts.append(Markup("</table>"))
     parts += [Markup('<p class="note">{}</p>').format(note) for note in grid.notes]
     return Markup("").join(parts)
+
+
+def _data_cell(cell: Cell) -> Markup:
+    text = escape(cell.text())
+    shown = Markup("<strong>{}</strong>").format(text) if cell.bold else text
+    value = "" if cell.spread is None else Markup(' data-value="{}"').format(f"{cell.spread.mean:.6g}")
+    return Markup("<td{}>{}</td>").format(value, shown)

@@ -1,51 +1,76 @@
-"""One self-contained HTML page for any set of runs: tables, pictures, settings. It needs no network."""
+"""One self-contained HTML page for any set of runs: findings, tables, pictures, settings. It needs no network."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
 from markupsafe import Markup
 from pydantic import JsonValue
 
-from tcil.experiments.reporting import plots
+from tcil.experiments.reporting.charts import CONFIG, Chart, embedded, scripts, static_svg
 from tcil.experiments.reporting.collect import Study, shown, studies
+from tcil.experiments.reporting.figures import (
+    error_by_class,
+    error_by_task,
+    errors_by_group,
+    errors_by_study,
+    reliability,
+    search_trace,
+    temperature_by_task,
+)
+from tcil.experiments.reporting.findings import sentences
 from tcil.experiments.reporting.grids import Grid, html
-from tcil.experiments.reporting.plots import Picture
-from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, side_by_side, summary
+from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, overview, overview_of, side_by_side
 from tcil.experiments.runs.records import JsonObject
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.errors import invalid
 from tcil.foundation.files import open_regular, replace_file
 
-CURVES = ("vanilla", "ts", "ets", "irm", "perturb-ts", "t-cil", "pact", "first-task-ts", "reserve-ts", "optimal-ts")
-TEMPERATURES = ("ts", "first-task-ts", "t-cil", "optimal-ts")
-BEFORE_AFTER = ("vanilla", "ts", "t-cil", "pact", "optimal-ts")
+if TYPE_CHECKING:  # with matplotlib, which only the paper's pictures need
+    from tcil.experiments.reporting.plots import Picture
+
 LEAD = (
     "Figures are percentages, means over tasks (counted from 0) unless they stand by task. Every calibrator is fitted"
     " on the very same networks; only 'Vanilla, all data' is a second training, without a validation set. Rows in"
-    " italics are not ranked: they see data that the others do not, or have other options. ECE old and ECE new are"
-    " those of images predicted as old and new classes. The floor is what a perfectly calibrated model would score by"
-    " chance."
+    " italics are not ranked: they see data that the others do not, or have other options."
 )
+TERMS = {
+    "ECE": "Expected calibration error in ten bins: how far confidence is from accuracy. Lower is better.",
+    "ECE old, ECE new": "The ECE of images predicted as old classes, and of those predicted as new ones.",
+    "AECE": "The same error with ten bins of equal size.",
+    "To oracle": "How many points a calibrator's ECE is above that of Optimal TS.",
+    "Optimal TS": "The oracle: one temperature fitted on the test set itself. No calibrator is given that data.",
+    "Noise floor": "The ECE that a perfectly calibrated model would show by chance on this number of test images.",
+}
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page."""
+    """A part of a page: text, tables and pictures, what is folded away, and parts of its own.
+
+    `beside` is a picture that stands beside the first table.
+    """
 
     title: str
     lines: Sequence[str] = ()
     grids: Sequence[Grid] = ()
-    pictures: Sequence[Picture] = ()
-    more: dict[str, Sequence[Grid]] = field(default_factory=dict)
-    facts: dict[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    pictures: Sequence[Picture | Chart] = ()
+    more: Mapping[str, Sequence[Grid]] = field(default_factory=dict)
+    facts: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    sentences: Sequence[str] = ()
+    beside: Picture | Chart | None = None
+    terms: Mapping[str, str] = field(default_factory=dict)
+    parts: Sequence[Section] = ()
 
     @property
     def tables(self) -> list[Grid]:
@@ -54,34 +79,96 @@ class Section:
         return [*self.grids, *values, *(grid for grids in self.more.values() for grid in grids)]
 
     @property
-    def anchor(self) -> str:
-        """The name by which links find it."""
-        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+    def charts(self) -> bool:
+        """Whether some picture of it, or of its parts, needs scripts."""
+        own = any(isinstance(picture, Chart) for picture in (*self.pictures, self.beside))
+        return own or any(part.charts for part in self.parts)
+
+
+READING = Section("How to read this page", [LEAD], terms=TERMS)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A section where links find it."""
+
+    section: Section
+    anchor: str
+    parts: Sequence[Placed]
 
 
 def write_report(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
-    """Render all that is known of these runs."""
+    """Render all that is known of these runs: what was learned, then every table and picture.
+
+    The same runs give the same file.
+    """
     groups = studies(shown(runs))
-    sections = study_sections(groups)
-    if len(groups) > 1:
-        overview = [side_by_side(groups, key) for key in OVERVIEW]
-        sections.insert(0, Section("Side by side", grids=overview))
-    if title is None:
-        title = groups[0].title if len(groups) == 1 else f"{sum(len(group.runs) for group in groups)} runs"
-    return write_sections(path, title, LEAD, sections)
+    if len(groups) == 1:
+        front = study_section(groups[0])
+        sections, front = front.parts, replace(front, title=title or front.title, parts=())
+    else:
+        count = sum(len(group.runs) for group in groups)
+        datasets = ", ".join(sorted({group.settings.dataset for group in groups}))
+        front = Section(
+            title or f"{count} runs on {datasets}",
+            [f"{len(groups)} studies; runs that differ in their seeds only are one study. Mean over tasks."],
+            [overview_of(groups)],
+            sentences=sentences(groups),
+            beside=errors_by_study(groups),
+        )
+        others = [side_by_side(groups, key) for key in OVERVIEW if key != "ece"]
+        sections = [Section("Studies side by side", grids=others), *study_sections(groups)]
+    return write_sections(path, front, [*sections, READING])
 
 
-def write_sections(path: Path, title: str, lead: str, sections: Sequence[Section]) -> Path:
-    """Render sections as one file; every string is escaped."""
+def write_sections(path: Path, front: Section, sections: Sequence[Section]) -> Path:
+    """Render sections as one file, with what comes first on top; every string is escaped, nothing is loaded."""
+    own = {name: resources.files(__package__).joinpath(name).read_text() for name in ("page.css", "page.js")}
     template = resources.files(__package__).joinpath("page.html.jinja").read_text()
-    page = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(template)
-    numbers = itertools.count()
+    page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
+    interactive = front.charts or any(section.charts for section in sections)
+    vega = scripts() if interactive else ""
+    pictures, figures = itertools.count(), itertools.count()
     content = page.render(
-        title=title, lead=lead, sections=sections, html=html, svg=lambda picture: inline_svg(picture, next(numbers))
+        front=front,
+        tree=_placed(sections, set()),
+        style=Markup(own["page.css"]),  # our own file  # nosec B704
+        script=Markup(own["page.js"]),  # our own file  # nosec B704
+        vega=Markup(vega),  # scripts of a package; their strings cannot end the element  # nosec B704
+        allowed=" ".join(_hash(text) for text in (own["page.js"], vega) if text),
+        interactive=interactive,
+        config=CONFIG,
+        html=html,
+        embedded=embedded,
+        count=lambda: next(figures),
+        svg=lambda picture: inline_svg(picture.svg, picture.words, next(pictures)),
+        static=lambda chart, panel: inline_svg(
+            static_svg(chart, panel), f"{panel.title}. {chart.words}" if panel.title else chart.words, next(pictures)
+        ),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, content.encode())
+    replace_file(path, content.lstrip().encode())
     return path
+
+
+def _hash(script: str) -> str:
+    """What allows this very script, and no other, to run on the page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _placed(sections: Sequence[Section], taken: set[str], before: str = "") -> list[Placed]:
+    """The sections with anchors, each once on the page."""
+    placed = []
+    for section in sections:
+        words = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "part"
+        anchor = name = f"{before}{words}"
+        for number in itertools.count(2):
+            if anchor not in taken:
+                break
+            anchor = f"{name}-{number}"
+        taken.add(anchor)
+        placed.append(Placed(section, anchor, _placed(section.parts, taken, f"{anchor}-")))
+    return placed
 
 
 _MARKS = {"report.html": b'<meta name="generator" content="tcil">', "tables.csv": b"table,line,block,row,"}
@@ -104,56 +191,70 @@ def _begins(file: Path, mark: bytes) -> bool:
     return mark in start or _MARK_UNTIL_0_1 in start
 
 
-def inline_svg(picture: Picture, number: int) -> Markup:
-    """The picture as part of the page, with its words for those who do not see it."""
+def inline_svg(svg: str, words: str, number: int) -> Markup:
+    """A picture as part of the page, with its words for those who do not see it."""
     unique = f"p{number}-"
     # What only a file of its own needs goes; ids are made unique, since several pictures share a page.
-    bare = re.sub(r"<metadata>.*?</metadata>|\s+xmlns(:\w+)?=\"[^\"]*\"", "", picture.svg, flags=re.DOTALL)
-    body = re.sub(r'(id="|href="#|url\(#)', rf"\1{unique}", bare)
-    label = Markup('<svg role="img" aria-label="{}"').format(picture.words)
-    return Markup(body.replace("<svg", str(label), 1))  # matplotlib's own SVG, the words escaped  # nosec B704
+    bare = re.sub(r'<metadata>.*?</metadata>|\s+(xmlns(:\w+)?|role|aria-\w+)="[^"]*"', "", svg, flags=re.DOTALL)
+    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{unique}", bare)
+    label = Markup('<svg role="img" aria-label="{}"').format(words)
+    return Markup(body.replace("<svg", str(label), 1))  # a library's own SVG, the words escaped  # nosec B704
 
 
 def study_sections(groups: Sequence[Study]) -> list[Section]:
     """A part for each study."""
-    return [_study_section(study) for study in groups]
+    return [study_section(study) for study in groups]
 
 
-def _study_section(study: Study) -> Section:
-    """Everything on runs that differ in their seeds only."""
-    n = len(study.runs)
-    seeds = ", ".join(str(run.seed) for run in study.runs)
-    memories = [task.memory for run in study.runs for task in run.tasks]
-    right = [memory.accuracy for memory in memories if memory is not None and memory.accuracy is not None]
-    lines = [
-        f"{study.tasks_told.capitalize()}, {study.runs[0].tasks[-1].seen} classes; seed{'s' if n > 1 else ''} {seeds}."
-    ]
-    settings = study.settings
-    given = {"memory": settings.memory, "validation": settings.validation, "epochs": settings.epochs}
-    sizes = [f"{name} {size}" for name, size in given.items() if settings.has(name)]
-    lines += [f"{', '.join(sizes).capitalize()}."] if sizes else []
-    if right:
-        lines.append(f"Accuracy on the exemplars: {100 * min(right):.1f} to {100 * max(right):.1f} %.")
-    pictures: list[Picture | None] = [
-        plots.by_task_curves(study, "ece", "ECE, %", CURVES),
-        plots.by_task_curves(study, "temperature", "temperature", TEMPERATURES, scale=1),
-        plots.reliability(study, BEFORE_AFTER),
-        plots.predicted_groups(study, (*CURVES, "optimal-group-ts")),
-        plots.per_class(study, ("vanilla", "t-cil", "pact")),
-        plots.search_trace(study),
-    ]
+def study_section(study: Study) -> Section:
+    """Everything on runs that differ in their seeds only: what was learned first, then its parts."""
     environments = [environment for run in study.runs if (environment := run.environment.record())]
-    facts = {"Settings": _facts(settings.record())}
+    facts = {"Settings": _facts(study.settings.record())}
     if environments:
         facts["Environment"] = _facts(environments[0])
+    tables = [_untitled(study, by_task(study, key)) for key in COLUMNS]
+    parts = [
+        _part("Task by task", error_by_task(study), temperature_by_task(study)),
+        _part("Reliability diagrams", reliability(study)),
+        _part("Classes, and T-CIL's search", error_by_class(study), search_trace(study)),
+        Section("Details", more={"All figures by task": tables}, facts=facts),
+    ]
     return Section(
         study.title,
-        lines,
-        [summary(study)],
-        [picture for picture in pictures if picture is not None],
-        {"All figures by task": [by_task(study, key) for key in COLUMNS]},
-        facts,
+        [_about(study)],
+        [overview(study)],
+        sentences=sentences([study]),
+        beside=errors_by_group(study),
+        parts=[part for part in parts if part is not None],
     )
+
+
+def _part(title: str, *charts: Chart | None) -> Section | None:
+    pictures = [chart for chart in charts if chart is not None]
+    return Section(title, pictures=pictures) if pictures else None
+
+
+def _untitled(study: Study, grid: Grid) -> Grid:
+    """A study's table without the study's name, which stands above it."""
+    title = grid.title.removeprefix(f"{study.title}: ")
+    return replace(grid, title=title[:1].upper() + title[1:])
+
+
+def _about(study: Study) -> str:
+    """What was run, in a line."""
+    settings, n = study.settings, len(study.runs)
+    seeds = ", ".join(str(run.seed) for run in study.runs)
+    said = [f"{study.runs[0].tasks[-1].seen} classes in {study.tasks_told}", f"seed{'s' if n > 1 else ''} {seeds}"]
+    if settings.network:
+        said.append(f"network {settings.network}")
+    sizes = {"epochs": "{} epochs", "memory": "memory of {} exemplars", "validation": "{} validation images a task"}
+    said += [words.format(size) for name, words in sizes.items() if (size := getattr(settings, name)) is not None]
+    memories = [task.memory for run in study.runs for task in run.tasks]
+    right = [memory.accuracy for memory in memories if memory is not None and memory.accuracy is not None]
+    if right:
+        low, high = f"{100 * min(right):.1f}", f"{100 * max(right):.1f}"
+        said.append(f"{low if low == high else f'{low} to {high}'} % of the exemplars predicted correctly")
+    return f"{'; '.join(said)}."
 
 
 def _facts(record: JsonObject) -> Sequence[tuple[str, str]]:

@@ -6,13 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tcil.experiments.reporting.collect import Study, shown, studies
+from tcil.experiments.reporting.findings import ORACLE, noise_floor
 from tcil.experiments.reporting.grids import Cell, Grid, Row
 from tcil.experiments.reporting.statistics import Spread, paired_difference
-from tcil.experiments.runs.catalogue import Heading, in_order
+from tcil.experiments.runs.catalogue import OLD_DATA, Heading, in_order
+from tcil.experiments.runs.catalogue import ORACLE as ORACLE_BLOCK
 from tcil.experiments.runs.reasons import NoAnswer, in_common
-from tcil.experiments.runs.results import RANKED
+from tcil.experiments.runs.results import RANKED, WITH_OPTIONS
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.errors import invalid
 from tcil.foundation.options import Verdict
@@ -34,6 +37,12 @@ MEANING = {
     "ece_predicted_old": "ECE of images predicted as old classes",
     "ece_predicted_new": "ECE of images predicted as new classes",
     "noise_floor": "the ECE that a perfectly calibrated model would score by chance",
+}
+HEADINGS = {
+    RANKED: "Calibrators",
+    WITH_OPTIONS: "With other options",
+    ORACLE_BLOCK: "Limits",
+    OLD_DATA: "With validation data of old tasks",
 }
 
 
@@ -97,6 +106,41 @@ def summary(study: Study) -> Grid:
     title = f"{study.title}: mean over {study.tasks_told}, %"
     notes = (_over_seeds([study], bold=any(winner.values())), *remarks(study))
     return Grid(title, ("calibrator", *COLUMNS.values()), tuple(rows), notes)
+
+
+def overview(study: Study) -> Grid:
+    """The means of every calibrator with their distance to the oracle; oracle and noise floor are below, as limits."""
+    whole, titles = summary(study), study.titles()
+    columns = ("ece", "ece_predicted_old", "ece_predicted_new", "aece", "accuracy")
+    places = [list(COLUMNS).index(name) for name in columns]
+    rows = []
+    for name, row in zip(titles, whole.rows, strict=True):
+        cells = [row.cells[place] for place in places]
+        rows.append(replace(row, cells=(cells[0], _to_oracle(study, name), *cells[1:])))
+    floor = noise_floor(study)
+    by_chance = Cell(words="n/a") if floor is None else Cell(Spread.lone(sum(floor) / len(floor)))
+    chance = (by_chance, _beside(titles, study, by_chance), *[Cell(words="-")] * (len(columns) - 1))
+    names = ("calibrator", COLUMNS["ece"], "to oracle", *(COLUMNS[name] for name in columns[1:]))
+    title = f"Mean over {study.tasks_told}, %"
+    return Grid(title, names, notes=whole.notes, **_with_floor(rows, chance))
+
+
+def _to_oracle(study: Study, name: str) -> Cell:
+    """How much higher a calibrator's ECE is than the oracle's, over the runs that have both."""
+    pairs = zip(study.means(name, "ece"), study.means(ORACLE, "ece"), strict=True)
+    differences = [100 * (own - best) for own, best in pairs if own is not None and best is not None]
+    trying = study.having(name)
+    if not differences or name == ORACLE or trying is None or len(differences) < len(trying.runs):
+        return Cell(words="-")
+    return Cell(Spread.of(differences), signed=True)
+
+
+def _beside(titles: Mapping[str, Heading], study: Study, level: Cell) -> Cell:
+    """How far a level is from the oracle."""
+    best = percent_of(study, ORACLE, "ece") if ORACLE in titles else Cell(words="-")
+    if best.spread is None or level.spread is None:
+        return Cell(words="-")
+    return Cell(Spread.lone(level.spread.mean - best.spread.mean), signed=True)
 
 
 def _over_seeds(studies: Sequence[Study], bold: bool) -> str:
@@ -228,6 +272,24 @@ def side_by_side(studies: Sequence[Study], metric: str) -> Grid:
         tuple(rows),
         (_over_seeds(studies, bold=any(winner)),),
     )
+
+
+def overview_of(studies: Sequence[Study]) -> Grid:
+    """The ECE of every calibrator in every study; oracle and noise floor are below, as limits."""
+    whole = side_by_side(studies, "ece")
+    floors = [noise_floor(study) for study in studies]
+    cells = [Cell(words="n/a") if floor is None else Cell(Spread.lone(sum(floor) / len(floor))) for floor in floors]
+    return replace(whole, **_with_floor(whole.rows, tuple(cells)))
+
+
+def _with_floor(rows: Sequence[Row], cells: tuple[Cell, ...]) -> dict[str, Any]:
+    """The rows with the noise floor below the oracles, and headings for their blocks."""
+    limits = [place for place, row in enumerate(rows) if row.block == ORACLE_BLOCK]
+    place = limits[-1] + 1 if limits else len(rows)
+    floor = Row("Noise floor", cells, ORACLE_BLOCK, apart=True)
+    rows = (*rows[:place], floor, *rows[place:]) if any(cell.spread for cell in cells) else tuple(rows)
+    blocks = dict.fromkeys(row.block for row in rows)
+    return {"rows": rows, "headings": {block: HEADINGS.get(block, block.capitalize()) for block in blocks}}
 
 
 def redrawn(draws: Mapping[str, Sequence[float]], count: int) -> Grid:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tcil.experiments.config.settings import RunSettings
+from tcil.experiments.reporting.charts import Chart
 from tcil.experiments.reporting.collect import Study
 from tcil.experiments.reporting.grids import Cell, Grid, Row
 from tcil.experiments.reporting.page import Section
@@ -258,7 +259,7 @@ def _winners(finished: FinishedRuns, edition: Edition, rows: Sequence[paper.Pape
 
 # figures -----------------------------------------------------------------------------------------------------
 
-Draw = Callable[[Study], Picture | None]
+Draw = Callable[[Study], Picture | Chart | None]
 
 
 def _by_study(name: str, draw: Draw) -> Callable[[FinishedRuns], Section]:
@@ -279,7 +280,9 @@ def _by_study(name: str, draw: Draw) -> Callable[[FinishedRuns], Section]:
     return render
 
 
-def _titled(picture: Picture | None, edition: Edition, dataset: str, learner: str, told: str = "") -> Picture | None:
+def _titled(
+    picture: Picture | Chart | None, edition: Edition, dataset: str, learner: str, told: str = ""
+) -> Picture | Chart | None:
     where = f"{learner.upper()} on {paper.DATASETS[dataset]}, ours: {edition.title}{told}"
     return picture and picture.about(where)
 

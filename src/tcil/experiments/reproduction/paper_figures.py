@@ -8,27 +8,20 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 
+from tcil.experiments.reporting.charts import Chart
 from tcil.experiments.reporting.collect import Study
-from tcil.experiments.reporting.plots import (
-    MARKERS,
-    Picture,
-    Values,
-    by_task_curves,
-    colour,
-    drawing,
-    drawn,
-    listed,
-    picture,
-)
+from tcil.experiments.reporting.figures import Values, drawn, listed, temperature_by_task
+from tcil.experiments.reporting.palette import colour
+from tcil.experiments.reporting.plots import MARKERS, Picture, drawing, picture
 from tcil.experiments.runs.analysed import POLICIES
 from tcil.experiments.runs.catalogue import ALL_DATA
 
 POLICY_COLOURS = {"paper": "#d62728", "random": "#7f7f7f", "closest": "#1f77b4", "farthest": "#e0a030"}
 
 
-def temperature_bias(study: Study) -> Picture | None:
+def temperature_bias(study: Study) -> Chart | None:
     """Temperatures of the new task's validation set and of the whole test set, by task."""
-    return by_task_curves(study, "temperature", "temperature", ("ts", "optimal-ts", "t-cil"), scale=1)
+    return temperature_by_task(study, ("ts", "optimal-ts", "t-cil"))
 
 
 def task_accuracy(study: Study) -> Picture:

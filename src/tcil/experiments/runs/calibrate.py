@@ -25,6 +25,7 @@ from tcil.experiments.runs.results import (
     TaskResult,
 )
 from tcil.foundation.errors import CalibrationWarning, NotReachableError, invalid
+from tcil.metrics.reliability import ReliabilityBins
 from tcil.metrics.sample import Score
 
 
@@ -105,7 +106,7 @@ def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None) -> Calibra
     class_gap = metrics.confidence_gap(probs, labels, groups=labels)
     tasks = range(len(task.task_columns))
     estimate = metrics.calibration_estimate(probs, labels, n_resamples=200)
-    bins = metrics.reliability_bins(probs, labels)
+    bins = metrics.reliability_bins(probs, labels, groups=groups)
     row = CalibratorRow(
         title=entry.title,
         block=entry.block,
@@ -124,11 +125,9 @@ def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None) -> Calibra
         ece_predicted_new=ece.by_group.get("new"),
         by_task=ByTask(accuracy=_each(accuracy, tasks), ece=_each(ece_by_task, tasks), gap=_each(gap, tasks)),
         by_class=ByClass(accuracy=_each(class_accuracy, task.seen, _short), gap=_each(class_gap, task.seen, _short)),
-        bins=Bins(
-            count=tuple(bins.count.tolist()),
-            confidence=tuple(map(_short, bins.confidence)),
-            accuracy=tuple(map(_short, bins.accuracy)),
-        ),
+        bins=_bins(bins),
+        bins_predicted_old=_bins(bins.by_group.get("old")),
+        bins_predicted_new=_bins(bins.by_group.get("new")),
     )
     if fitted is None:
         return row
@@ -136,6 +135,16 @@ def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None) -> Calibra
     if entry.interval is not None:
         told["temperature_interval"] = entry.interval(task, fitted)
     return CalibratorRow.model_validate({**row.given(), **told, "result": encode(fitted.result_)})
+
+
+def _bins(bins: ReliabilityBins | None) -> Bins | None:
+    if bins is None:
+        return None
+    return Bins(
+        count=tuple(bins.count.tolist()),
+        confidence=tuple(map(_short, bins.confidence)),
+        accuracy=tuple(map(_short, bins.accuracy)),
+    )
 
 
 def _each(

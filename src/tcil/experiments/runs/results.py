@@ -131,6 +131,8 @@ class CalibratorRow(StoredRecord):
     by_task: ByTask | None = None
     by_class: ByClass | None = None
     bins: Bins | None = None
+    bins_predicted_old: Bins | None = None
+    bins_predicted_new: Bins | None = None
     temperature: Amount | None = None
     temperature_interval: Pair | None = None
     result: FitSummary | None = None
@@ -176,6 +178,10 @@ class CalibratorRow(StoredRecord):
     def interval(self, name: str) -> tuple[float, float] | None:
         """The bootstrap interval of a metric, if it has one."""
         return {"ece": self.ece_interval, "temperature": self.temperature_interval}.get(name)
+
+    def diagram(self, group: str) -> Bins | None:
+        """The reliability diagram of "all" images, or of those predicted as "old" or "new" classes, if it has one."""
+        return {"all": self.bins, "old": self.bins_predicted_old, "new": self.bins_predicted_new}[group]
 
     def titled(self, title: str) -> CalibratorRow:
         """The same figures under another title."""
