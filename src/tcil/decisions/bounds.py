@@ -1,0 +1,121 @@
+"""Bounds on a share, or on the mean of a bounded loss, that hold for every number of samples.
+
+`errors` may be an array: bounds are computed elementwise. All are one-sided: each fails with a probability of at most
+`error`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import bdtr, betaincinv, xlogy
+
+from tcil.foundation.arrays import Floats
+
+Numbers = npt.ArrayLike
+_STEPS = 50  # of a bisection: to the last bits of a float64
+
+
+def binomial_upper(errors: Numbers, n: Numbers, error: float) -> Floats:
+    """The upper Clopper-Pearson bound on a share, from `errors` successes in `n` trials; 1 where there are none.
+
+    >>> round(float(binomial_upper(0, 29, 0.05)), 3)
+    0.098
+    """
+    k, n = np.broadcast_arrays(np.asarray(errors, np.float64), np.asarray(n, np.float64))
+    safe = np.where(k < n, n - k, 1.0)
+    return np.where(k < n, betaincinv(k + 1.0, safe, 1.0 - error), 1.0)
+
+
+def binomial_lower(successes: Numbers, n: Numbers, error: float) -> Floats:
+    """The lower Clopper-Pearson bound on a share; 0 where there are no successes.
+
+    >>> round(float(binomial_lower(29, 29, 0.05)), 3)
+    0.902
+    """
+    k, n = np.broadcast_arrays(np.asarray(successes, np.float64), np.asarray(n, np.float64))
+    safe = np.where(k > 0, k, 1.0)
+    return np.where(k > 0, betaincinv(safe, np.maximum(n - safe, 0.0) + 1.0, error), 0.0)
+
+
+def mean_upper(total: Numbers, n: Numbers, error: float, *, identical: bool = True) -> Floats:
+    """The Hoeffding-Bentkus bound on the mean of losses within [0, 1], from their sum (Bates et al. 2021).
+
+    For losses with different distributions, not `identical`, Hoeffding's inequality alone (1963, theorem 1).
+
+    >>> round(float(mean_upper(2.5, 100, 0.05)), 3)
+    0.083
+    """
+    total, n = np.broadcast_arrays(np.asarray(total, np.float64), np.asarray(n, np.float64))
+    some = np.maximum(n, 1.0)
+    mean = np.clip(total / some, 0.0, 1.0)
+    low, high = mean.copy(), np.ones_like(mean)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        below = _hoeffding_bentkus(mean, some, middle, identical) > error  # the mean may still be as high as this
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.where(n > 0, high, 1.0)
+
+
+def mean_lower(total: Numbers, n: Numbers, error: float, *, identical: bool = True) -> Floats:
+    """The same from below: the bound on one less the loss."""
+    total, n = np.broadcast_arrays(np.asarray(total, np.float64), np.asarray(n, np.float64))
+    return np.asarray(1.0 - mean_upper(n - total, n, error, identical=identical))
+
+
+def _hoeffding_bentkus(mean: Floats, n: Floats, risk: Floats, identical: bool) -> Floats:
+    """A valid p-value of "the true mean is `risk` or more"."""
+    a = np.minimum(mean, risk)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        divergence = xlogy(a, a / risk) + xlogy(1 - a, (1 - a) / (1 - risk))
+    hoeffding = np.exp(-n * np.nan_to_num(divergence, nan=0.0, posinf=np.inf))
+    if not identical:
+        return np.asarray(np.minimum(hoeffding, 1.0))
+    bentkus = np.e * bdtr(np.ceil(n * mean - 1e-9), n.astype(np.int64), np.clip(risk, 0.0, 1.0))
+    return np.asarray(np.minimum(np.minimum(hoeffding, bentkus), 1.0))
+
+
+def stratified_upper(errors: Numbers, n: Numbers, error: float) -> Floats:
+    """`binomial_upper` for trials with different chances, such as a few images of every class: bounds their mean.
+
+    Hoeffding (1956, theorem 4): the number of successes is then less spread out than a binomial one. It holds for
+    `error` up to 1/4 where the bound is kept at 1 for fewer than two failures (Greenberg and Mohri 2014).
+    """
+    k, n = np.broadcast_arrays(np.asarray(errors, np.float64), np.asarray(n, np.float64))
+    return np.where(n - k > 1, binomial_upper(k, n, min(error, 0.25)), 1.0)
+
+
+def stratified_lower(successes: Numbers, n: Numbers, error: float) -> Floats:
+    """`binomial_lower` for trials with different chances."""
+    k, n = np.broadcast_arrays(np.asarray(successes, np.float64), np.asarray(n, np.float64))
+    return np.asarray(1.0 - stratified_upper(n - k, n, error))
+
+
+def smallest_without_errors(risk: float, error: float) -> int:
+    """The number of images, all correct, from which on the Clopper-Pearson bound is at most `risk`.
+
+    >>> smallest_without_errors(0.05, 0.1), smallest_without_errors(0.1, 0.1), smallest_without_errors(0.2, 0.1)
+    (45, 22, 11)
+    """
+    n = max(1, int(np.ceil(np.log(error) / np.log1p(-risk) - 1e-9)))
+    while binomial_upper(0, n, error) > risk:
+        n += 1
+    return n
+
+
+def conformal_rank(n: int, alpha: float, spare: int = 1) -> int:
+    """Which of `n` sorted scores is the threshold: the smallest k with k >= (n + spare)(1 - alpha); n + 1 for none.
+
+    >>> conformal_rank(19, 0.05), conformal_rank(18, 0.05)
+    (19, 19)
+    """
+    return min(int(np.ceil((n + spare) * (1.0 - alpha) - 1e-9)), n + 1)
+
+
+def conformal_begins_at(alpha: float, spare: int = 1) -> int:
+    """The least number of scores with a threshold: n >= (1 - alpha) / alpha for each spare one.
+
+    >>> conformal_begins_at(0.05), conformal_begins_at(0.1), conformal_begins_at(0.1, spare=10)
+    (19, 9, 90)
+    """
+    return int(np.ceil(spare * (1.0 - alpha) / alpha - 1e-9))
