@@ -314,9 +314,9 @@ class DecidingModel(nn.Module):
         self.rule.to(home)
         self.training = model.training
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """The rule's decision on the inputs; all arguments go to the network."""
-        scores = self.model(*args, **kwargs)
+        scores = self.model(x, *args, **kwargs)
         if scores.shape[1] != len(self.classes):
             raise invalid("model", f"{scores.shape[1]} columns", f"{len(self.classes)}, as the rule was fitted on")
         return self.rule(torch.softmax(scores.double(), dim=1))

@@ -255,9 +255,9 @@ class ConformalSets(DecisionRule[ConformalResult]):
         return {OLD: (~images.is_new, ~images.new), NEW: (images.is_new, images.new)}
 
     def _threshold(self, group: str, scores: Floats, n_classes: int) -> SetThreshold:
-        spare = n_classes if self.design is Design.STRATIFIED else 1
-        n, begins_at = len(scores), conformal_begins_at(self.alpha, spare)
-        rank = conformal_rank(n, self.alpha, spare)
+        of_classes = n_classes if self.design is Design.STRATIFIED else None
+        n, begins_at = len(scores), conformal_begins_at(self.alpha, of_classes)
+        rank = conformal_rank(n, self.alpha, of_classes)
         few = rank > n
         return SetThreshold(
             group=group,

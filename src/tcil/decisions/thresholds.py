@@ -10,25 +10,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from tcil.decisions.bounds import (
-    binomial_lower,
-    binomial_upper,
-    mean_lower,
-    mean_upper,
-    stratified_lower,
-    stratified_upper,
-)
 from tcil.decisions.costs import AcceptHead, Action, Costs, checked_costs
 from tcil.decisions.promises import DecisionVerdict, Design, PromiseKind, Search, ThresholdGroups
+from tcil.decisions.risk_tests import ALL, NEW, OLD, Mixture, Rates, RiskTest, begins_at, mixture_ends
 from tcil.decisions.rules import (
     Bools,
     DecisionRule,
@@ -42,16 +34,10 @@ from tcil.foundation.arrays import ArrayLike, Floats, as_probabilities, as_tenso
 from tcil.foundation.errors import invalid
 from tcil.foundation.records import Record
 
-OLD, NEW = "old", "new"
-ALL = "all"
-AS_SAMPLED = "as_sampled"
-Mixture = Mapping[str, float] | Sequence[Mapping[str, float]] | str | None
-Ends = tuple[tuple[float, float], ...]  # shares of old and new images at the ends of what is allowed
 # Fixed before any image is seen: confidences at even steps of the log-odds, for networks of any temperature.
 DEFAULT_CANDIDATES = tuple(1 / (1 + math.exp(-x)) for x in (14, 10, 8, 6, 5, 4, 3, 2, 1, 0, -1))
 _N_REFERENCE = 12  # candidates that are taken from reference images
 _MANY = 30  # correct images in a row that are odd enough to be told
-_MOST = 1 << 24  # images: beyond this no promise is looked for
 
 
 @dataclass(frozen=True)
@@ -337,8 +323,9 @@ class RiskThreshold(DecisionRule[RiskThresholdResult]):
         if other is not None and other.shape[1] != n_classes:
             raise invalid("reference", f"{other.shape[1]} columns", f"{n_classes}, as probs has")
         regions = (ALL,) if self.groups is ThresholdGroups.POOLED else (OLD, NEW)
-        test = _Test(self, action, images, ends, 1.0 - self.confidence, len(regions))
-        found = tuple(test.threshold(region, self._tried(action, images, other, region, counts)) for region in regions)
+        search = _Found(self, action, images, (1.0 - self.confidence) / len(regions))
+        tried = {region: self._tried(action, images, other, region, counts) for region in regions}
+        found = tuple(search.threshold(region, tried[region]) for region in regions)
         verdicts = [f.verdict for f in found if f.verdict is not DecisionVerdict.OK]
         lossless = action.loss(images.probs, images.columns) == 0
         for own in (images.is_new, ~images.is_new):
@@ -352,7 +339,7 @@ class RiskThreshold(DecisionRule[RiskThresholdResult]):
             thresholds=found,
             n_old=counts[OLD],
             n_new=counts[NEW],
-            n_candidates=test.n_candidates,
+            n_candidates=max(map(len, tried.values())),
             assumptions=self._assumptions(words),
         )
         return self._fitted(images.classes, images.new, result)
@@ -434,237 +421,93 @@ class RiskThreshold(DecisionRule[RiskThresholdResult]):
             raise ValueError(f"thresholds of the groups {groups}")
 
 
-# Tests of candidates -----------------------------------------------------------------------------------------
+# The search --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Rates:
-    """What the images of one true group say at each candidate: sums of losses and of successes among the accepted."""
-
-    n: float
-    lost: Floats
-    kept: Floats
-
-    @property
-    def accepted(self) -> Floats:
-        return self.lost + self.kept
-
-    def scaled(self, by: float) -> _Rates:
-        return _Rates(self.n * by, self.lost * by, self.kept * by)
+def _test_of(rule: RiskThreshold, action: Action) -> RiskTest:
+    ends, _ = mixture_ends(rule.mixture)
+    plain = rule.top_k == 1 and rule.costs is None
+    return RiskTest(rule.risk / action.unit, ends, Design(rule.design), action.zero_one, plain)
 
 
-class _Test:
-    """Tests whether the risk of what a candidate accepts is above the wanted one."""
+class _Found:
+    """The calibration images at hand, and the thresholds that they allow."""
 
-    def __init__(
-        self, rule: RiskThreshold, action: Action, images: LabelledImages, ends: Ends | None, error: float, regions: int
-    ) -> None:
-        self.ends, self.design, self.search = ends, Design(rule.design), Search(rule.search)
-        self.risk, self.error = rule.risk / action.unit, error / regions
+    def __init__(self, rule: RiskThreshold, action: Action, images: LabelledImages, error: float) -> None:
+        self.test, self.search, self.error = _test_of(rule, action), Search(rule.search), error
+        self.unit = action.unit
         self.score = action.score(images.probs)
         self.loss = action.loss(images.probs, images.columns)
         self.is_new = images.is_new
         self.said_new = action.decided_new(images.probs, images.new)
-        self.unit = action.unit
-        self.upper, self.lower = _bounds_of(self.design, action.zero_one)
-        # With one prediction and plain errors, an image of the other group is never correct.
-        self.no_crossing = rule.top_k == 1 and rule.costs is None
-        self.n_candidates = 0
 
     def threshold(self, region: str, tried: Floats) -> GroupThreshold:
         """The best candidate for images that are predicted into this group."""
-        self.n_candidates = len(tried)
-        inside = np.ones(len(self.score), bool) if region == ALL else self.said_new == (region == NEW)
-        rates = self._rates(inside, tried)
+        test, inside = self.test, np.ones(len(self.score), bool)
+        if region != ALL:
+            inside = self.said_new == (region == NEW)
+        rates, whole = self._rates(inside, tried), self._rates(inside, np.array([-np.inf]))
         passed = self._passed(rates, region, len(tried))
         level = self.error if self.search is Search.SEQUENCE else self.error / len(tried)
-        begins_at = self._begins_at(region, level)
-        best = int(np.where(passed, tried, np.inf).argmin()) if passed.any() else None
-        whole = self._rates(inside, np.array([-np.inf]))
-        if best is None:
-            least = min(rate.n for group, rate in rates.items() if self._met(group))
-            likely = self._likely(rates, region, level)
-            few = least < begins_at
-            verdict = DecisionVerdict.TOO_FEW_IMAGES if few else DecisionVerdict.NONE_FOUND
-            share_old, share_new = (0.0 if rates[group].n else None for group in (OLD, NEW))
+        first = begins_at(test, region, level)
+        if not passed.any():
+            few = min(rate.n for group, rate in rates.items() if test.met(group) and rate.n) < first
             return GroupThreshold(
-                region, math.inf, verdict, 0.0, share_old, share_new, 0, 0.0, None, 1.0, begins_at, likely
+                group=region,
+                threshold=math.inf,
+                verdict=DecisionVerdict.TOO_FEW_IMAGES if few else DecisionVerdict.NONE_FOUND,
+                coverage=0.0,
+                coverage_old=0.0 if rates[OLD].n else None,
+                coverage_new=0.0 if rates[NEW].n else None,
+                accepted=0,
+                errors=0.0,
+                risk_estimate=None,
+                risk_bound=self.unit,
+                begins_at=first,
+                likely_begins_at=test.likely_begins_at(rates, region, level),
             )
-        chosen = {group: _Rates(r.n, r.lost[[best]], r.kept[[best]]) for group, r in rates.items()}
+        best = int(np.where(passed, tried, np.inf).argmin())
+        chosen = {group: rate.at(best) for group, rate in rates.items()}
         shares = {
-            group: float(r.accepted[0] / max(whole[group].accepted[0], 1e-300)) if r.n else None
-            for group, r in chosen.items()
+            group: float(rate.accepted[0] / max(whole[group].accepted[0], 1e-300)) if rate.n else None
+            for group, rate in chosen.items()
         }
         return GroupThreshold(
             group=region,
             threshold=float(tried[best]),
             verdict=DecisionVerdict.OK,
-            coverage=self._coverage(chosen, whole),
+            coverage=test.coverage(chosen, whole),
             coverage_old=shares[OLD],
             coverage_new=shares[NEW],
-            accepted=round(sum(float(r.accepted[0]) for r in chosen.values())),
-            errors=self.unit * sum(float(r.lost[0]) for r in chosen.values()),
-            risk_estimate=self.unit * self._estimate(chosen),
-            risk_bound=self.unit * float(self._bound(chosen, region, level)[0]),
-            begins_at=begins_at,
+            accepted=round(sum(float(rate.accepted[0]) for rate in chosen.values())),
+            errors=self.unit * sum(float(rate.lost[0]) for rate in chosen.values()),
+            risk_estimate=self.unit * test.estimate(chosen),
+            risk_bound=self.unit * float(test.bound(chosen, region, level)[0]),
+            begins_at=first,
             likely_begins_at=None,
         )
 
-    def _rates(self, inside: Bools, tried: Floats) -> dict[str, _Rates]:
+    def _rates(self, inside: Bools, tried: Floats) -> dict[str, Rates]:
         found = {}
         for group, own in ((OLD, ~self.is_new), (NEW, self.is_new)):
             rows = own & inside
             accepted = self.score[rows][None, :] >= tried[:, None]
             loss = self.loss[rows]
-            found[group] = _Rates(int(own.sum()), accepted @ loss, accepted @ (1 - loss))
+            found[group] = Rates(int(own.sum()), accepted @ loss, accepted @ (1 - loss))
         return found
 
-    def _met(self, group: str) -> bool:
-        """Whether the rule will meet images of this group."""
-        return self.ends is None or any(end[group == NEW] for end in self.ends)
-
-    def _passed(self, rates: Mapping[str, _Rates], region: str, n: int) -> Bools:
+    def _passed(self, rates: Mapping[str, Rates], region: str, n: int) -> Bools:
         if self.search is Search.SEQUENCE:
-            kept: Bools = np.logical_and.accumulate(self._bound(rates, region, self.error) <= self.risk)
+            kept: Bools = np.logical_and.accumulate(self.test.bound(rates, region, self.error) <= self.test.risk)
             return kept
         passed = np.zeros(n, bool)
         while not passed.all():  # Holm: what has passed leaves its share of the error to the rest
             level = self.error / (n - passed.sum())
-            fresh = (self._bound(rates, region, level) <= self.risk) & ~passed
+            fresh = (self.test.bound(rates, region, level) <= self.test.risk) & ~passed
             if not fresh.any():
                 break
             passed |= fresh
         return passed
-
-    def _bound(self, rates: Mapping[str, _Rates], region: str, error: float) -> Floats:
-        """The upper bound on the risk at each candidate; for a range of mixtures, at its worse end.
-
-        The promise is refused if one end refuses it, so that each end may use the whole error.
-        """
-        if self.ends is None:
-            both = [rates[OLD], rates[NEW]]
-            merged = _Rates(sum(r.n for r in both), sum(r.lost for r in both), sum(r.kept for r in both))  # type: ignore[arg-type]
-            return self._own(merged, error)
-        bounds = [self._at(end, rates, region, error) for end in self.ends]
-        return np.asarray(np.max(bounds, axis=0))
-
-    def _own(self, own: _Rates, error: float) -> Floats:
-        """The risk within one group."""
-        if self.design is Design.INDEPENDENT:  # given how many are accepted, their losses are independent draws
-            return np.asarray(self.upper(own.lost, own.accepted, error))
-        return _share(self.upper(own.lost, own.n, error / 2), self.lower(own.kept, own.n, error / 2))
-
-    def _at(self, end: tuple[float, float], rates: Mapping[str, _Rates], region: str, error: float) -> Floats:
-        if 1.0 in end:
-            return self._own(rates[OLD if end[0] == 1.0 else NEW], error)
-        kept_of = [g for g in (OLD, NEW) if region in (ALL, g) or not self.no_crossing]
-        each = error / (2 + len(kept_of))
-        lost, kept = np.zeros(1), np.zeros(1)
-        for share, group in zip(end, (OLD, NEW), strict=True):
-            own = rates[group]
-            lost = lost + share * self.upper(own.lost, own.n, each)
-            if group in kept_of:
-                kept = kept + share * self.lower(own.kept, own.n, each)
-        return _share(lost, kept)
-
-    def _estimate(self, rates: Mapping[str, _Rates]) -> float:
-        return max(float(_share(lost, kept)[0]) for lost, kept in self._mixed(rates))
-
-    def _coverage(self, chosen: Mapping[str, _Rates], whole: Mapping[str, _Rates]) -> float:
-        parts = zip(self._mixed(chosen), self._mixed(whole), strict=True)
-        return min(float((sum(some) / np.maximum(sum(every), 1e-300))[0]) for some, every in parts)
-
-    def _mixed(self, rates: Mapping[str, _Rates]) -> list[tuple[Floats, Floats]]:
-        """Rates of loss and success in the mixture at each end."""
-        if self.ends is None:
-            n = max(sum(r.n for r in rates.values()), 1)
-            weights: Iterable[tuple[float, float]] = [(rates[OLD].n / n, rates[NEW].n / n)]
-        else:
-            weights = self.ends
-        found = []
-        for pair in weights:
-            parts = [(w / r.n * r.lost, w / r.n * r.kept) for w, r in zip(pair, rates.values(), strict=True) if r.n]
-            found.append((np.asarray(sum(p[0] for p in parts)), np.asarray(sum(p[1] for p in parts))))
-        return found
-
-    def _begins_at(self, region: str, level: float) -> int:
-        """The least number of images of each group, all accepted and correct, with which a promise exists."""
-
-        def enough(n: int) -> bool:
-            none, all_of_them = np.zeros(1), np.full(1, float(n))
-            best = {group: _Rates(n, none, all_of_them if region in (ALL, group) else none) for group in (OLD, NEW)}
-            if self.ends is None:
-                best[OLD] = _Rates(0, none, none)
-            return bool(self._bound(best, region, level)[0] <= self.risk)
-
-        high = 1
-        while not enough(high):
-            high *= 2
-            if high > _MOST:
-                return _MOST
-        low = high // 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        return high
-
-    def _likely(self, rates: Mapping[str, _Rates], region: str, level: float) -> int | None:
-        least = min(rate.n for group, rate in rates.items() if self._met(group) and rate.n)
-        for by in 1.1 ** np.arange(1, 73):
-            more = {group: rate.scaled(float(by)) for group, rate in rates.items()}
-            if bool((self._bound(more, region, level) <= self.risk).any()):
-                return math.ceil(float(by) * least)
-        return None
-
-
-def _bounds_of(design: Design, zero_one: bool) -> tuple[Callable[..., Floats], Callable[..., Floats]]:
-    if not zero_one:
-        same = design is Design.INDEPENDENT
-        return partial(mean_upper, identical=same), partial(mean_lower, identical=same)
-    return (binomial_upper, binomial_lower) if design is Design.INDEPENDENT else (stratified_upper, stratified_lower)
-
-
-def _share(lost: Floats, kept: Floats) -> Floats:
-    """The share of losses; 1 where nothing is certain to be kept."""
-    return np.asarray(np.where(kept > 0, lost / np.where(kept > 0, lost + kept, 1.0), 1.0))
-
-
-# Mixtures and candidates -------------------------------------------------------------------------------------
-
-
-def mixture_ends(mixture: Mixture) -> tuple[Ends | None, str]:
-    """The ends of the allowed mixtures as shares of old and new, None for "as_sampled"; and the same in words.
-
-    >>> mixture_ends({"old": 0.9, "new": 0.1})
-    (((0.9, 0.1),), '90 % old and 10 % new images')
-    """
-    if mixture is None:
-        return ((1.0, 0.0), (0.0, 1.0)), "any mixture of old and new images"
-    if isinstance(mixture, str):
-        if mixture != AS_SAMPLED:
-            raise invalid("mixture", repr(mixture), f"{AS_SAMPLED!r}, shares of old and new images, or None for any")
-        return None, "the calibration images are one independent draw of what the rule will meet"
-    if isinstance(mixture, Mapping):
-        ends: Ends = (_shares(mixture),)
-    elif isinstance(mixture, Sequence) and len(mixture) == 2 and all(isinstance(end, Mapping) for end in mixture):
-        ends = tuple(_shares(end) for end in mixture if isinstance(end, Mapping))
-    else:
-        raise invalid("mixture", f"{mixture!r:.60}", "shares such as {'old': 0.9, 'new': 0.1}, or a pair of such")
-    words = " to ".join(f"{100 * old:g} % old and {100 * new:g} % new images" for old, new in ends)
-    return ends, words
-
-
-def _shares(given: Mapping[str, float]) -> tuple[float, float]:
-    known = {OLD, NEW}
-    if set(given) != known:
-        raise invalid("mixture", f"the groups {sorted(map(str, given))}", "the groups 'old' and 'new'")
-    old, new = given[OLD], given[NEW]
-    for share in (old, new):
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise invalid("mixture", f"the share {share!r}", "shares from 0 to 1")
-    if abs(old + new - 1) > 1e-9:
-        raise invalid("mixture", f"shares that sum to {old + new:g}", "shares that sum to 1")
-    return float(old), float(new)
 
 
 def _checked_candidates(given: Sequence[float]) -> tuple[float, ...]:
@@ -720,8 +563,8 @@ def smallest_reserve(
     """
     rule = RiskThreshold(risk=risk, confidence=confidence, groups=groups, mixture=mixture, design=design, search=search)
     n = whole_number(n_candidates, "n_candidates", 1)
-    nothing = LabelledImages(np.ones((0, 2)), np.zeros(0, np.int64), np.array([False, True]), (0, 1))
     regions = (ALL,) if rule.groups is ThresholdGroups.POOLED else (OLD, NEW)
-    test = _Test(rule, Action(1, None), nothing, mixture_ends(mixture)[0], 1.0 - rule.confidence, len(regions))
-    level = test.error if rule.search is Search.SEQUENCE else test.error / n
-    return max(test._begins_at(region, level) for region in regions)
+    test = _test_of(rule, Action(1, None))
+    error = (1.0 - rule.confidence) / len(regions)
+    level = error if rule.search is Search.SEQUENCE else error / n
+    return max(begins_at(test, region, level) for region in regions)
