@@ -18,7 +18,7 @@ from tcil.experiments.reporting import plots
 from tcil.experiments.reporting.collect import Study, shown, studies
 from tcil.experiments.reporting.grids import Grid, html
 from tcil.experiments.reporting.plots import Picture
-from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, side_by_side, summary
+from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, decisions, side_by_side, summary
 from tcil.experiments.runs.records import JsonObject
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.errors import invalid
@@ -141,7 +141,12 @@ def _study_section(study: Study) -> Section:
         plots.predicted_groups(study, (*CURVES, "optimal-group-ts")),
         plots.per_class(study, ("vanilla", "t-cil", "pact")),
         plots.search_trace(study),
+        plots.risk_coverage(study, BEFORE_AFTER),
+        plots.promised_achieved(study, BEFORE_AFTER),
     ]
+    more: dict[str, Sequence[Grid]] = {"All figures by task": [by_task(study, key) for key in COLUMNS]}
+    if rules := decisions(study):
+        more["Decisions: promised and achieved"] = rules
     environments = [environment for run in study.runs if (environment := run.environment.record())]
     facts = {"Settings": _facts(settings.record())}
     if environments:
@@ -151,7 +156,7 @@ def _study_section(study: Study) -> Section:
         lines,
         [summary(study)],
         [picture for picture in pictures if picture is not None],
-        {"All figures by task": [by_task(study, key) for key in COLUMNS]},
+        more,
         facts,
     )
 

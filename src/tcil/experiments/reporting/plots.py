@@ -18,7 +18,7 @@ from tcil.experiments.reporting.collect import Study
 from tcil.experiments.reporting.grids import Cell, Grid, Row
 from tcil.experiments.reporting.statistics import Spread
 from tcil.experiments.runs.catalogue import ALL_DATA
-from tcil.experiments.runs.results import RANKED, Bins, CalibratorRow
+from tcil.experiments.runs.results import COVERAGES, NEW, OLD, RANKED, Bins, CalibratorRow
 
 COLOURS = {
     "vanilla": "#7f7f7f", ALL_DATA: "#8f8f8f", "ts": "#1f77b4", "ets": "#17a2b8", "irm": "#2ca02c",
@@ -201,6 +201,72 @@ def predicted_groups(study: Study, names: Sequence[str]) -> Picture:
             "ECE of all images, and of those predicted as old and as new classes; mean over tasks.",
             "; ".join(words),
         )
+
+
+def risk_coverage(study: Study, names: Sequence[str]) -> Picture | None:
+    """Errors among accepted images by how many are accepted, after the last task, for either predicted group."""
+    titles = study.titles()
+    shown = {name: found for name in names if name in titles and (found := _curves(study, name))}
+    if not shown:
+        return None
+    words, coverage = [], 100 * np.array(COVERAGES)
+    with drawing(1, 2, height=3.4) as (figure, axes):
+        for axis, group in zip(axes[0], (OLD, NEW), strict=True):
+            for index, (name, curves) in enumerate(shown.items()):
+                mean = 100 * _stack([curve[group] for curve in curves if group in curve]).mean(0)
+                if np.isnan(mean).all():
+                    continue
+                axis.plot(
+                    coverage, mean, color=colour(name), label=titles[name].title, linewidth=1.4,
+                    marker=MARKERS[index % len(MARKERS)], markersize=3,
+                    linestyle="--" if titles[name].block != RANKED else "-",
+                )  # fmt: skip
+                words.append(f"{titles[name].title}, predicted {group}: {listed(mean, 0)}")
+            axis.set(xlabel=f"accepted of those predicted {group}, %", ylabel="errors among accepted, %")
+            axis.set_ylim(bottom=0)
+        figure.legend(*axes[0, 1].get_legend_handles_labels(), loc="outside right center", frameon=False)
+        caption = "Risk by coverage after the last task: errors among the most confident images, by predicted group."
+        return picture(figure, caption, "At 10, 20, ... 100 % accepted: " + "; ".join(words))
+
+
+def promised_achieved(study: Study, names: Sequence[str]) -> Picture | None:
+    """The risk that confidences claim for what is accepted, and the one that is found, after the last task."""
+    titles = study.titles()
+    last = {name: [run.row(-1, name) for run in study.runs] for name in names if name in titles}
+    promised, words = np.array([0.05, 0.1, 0.2]), []
+    with drawing(1, 2, height=3.4) as (figure, axes):
+        for axis, group in zip(axes[0], (OLD, NEW), strict=True):
+            axis.plot([0, 20], [0, 20], color="#999999", linewidth=1, linestyle=":")
+            for index, (name, rows) in enumerate(last.items()):
+                paths = [f"risks/model_based/{group}/{risk}/achieved" for risk in promised.tolist()]
+                found = _stack([[row.metric(path) for path in paths] for row in rows if row is not None])
+                if not found.size or np.isnan(found).all():
+                    continue
+                with np.errstate(invalid="ignore"):
+                    mean = 100 * np.ma.masked_invalid(found).mean(0).filled(np.nan)
+                axis.plot(
+                    100 * promised, mean, color=colour(name), label=titles[name].title, linewidth=1.4,
+                    marker=MARKERS[index % len(MARKERS)], markersize=4,
+                    linestyle="--" if titles[name].block != RANKED else "-",
+                )  # fmt: skip
+                words.append(f"{titles[name].title}, predicted {group}: {listed(mean, 0)}")
+            axis.set(xlabel=f"claimed risk, predicted {group}, %", ylabel="achieved risk, %", xticks=[5, 10, 20])
+            axis.set_ylim(bottom=0)
+        if not words:
+            return None
+        figure.legend(*axes[0, 1].get_legend_handles_labels(), loc="outside right center", frameon=False)
+        caption = (
+            "Thresholds where the confidences claim 5, 10 and 20 % errors among accepted images, and the errors that"
+            " there are, after the last task. On the dotted line, claims are kept; above it, broken."
+        )
+        return picture(figure, caption, "Achieved at 5, 10, 20 % claimed: " + "; ".join(words))
+
+
+def _curves(study: Study, name: str) -> list[Mapping[str, Sequence[float | None]]]:
+    """Risk by coverage after the last task, by seed; none where a seed has none."""
+    rows = [run.row(-1, name) for run in study.runs]
+    found = [row.decisions.risk_by_coverage for row in rows if row is not None and row.decisions is not None]
+    return list(found) if len(found) == len(rows) else []
 
 
 def per_class(study: Study, names: Sequence[str]) -> Picture:

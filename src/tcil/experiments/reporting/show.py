@@ -10,7 +10,7 @@ from rich.console import Console
 from tcil.experiments.reporting.collect import Study, read_runs, shown, studies
 from tcil.experiments.reporting.grids import terminal, write_tables
 from tcil.experiments.reporting.page import write_report
-from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, redrawn, side_by_side, summary
+from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, decisions, redrawn, side_by_side, summary
 from tcil.experiments.runs.recalibrate import Recalibration
 from tcil.experiments.runs.store import StoredRun
 
@@ -27,6 +27,8 @@ def show_run(run: StoredRun, console: Console) -> None:
     study = Study((run,))
     for key in ("accuracy", "aece", "ece_predicted_old", "ece_predicted_new", "ece"):
         console.print(terminal(by_task(study, key)))
+    for grid in decisions(study):
+        console.print(terminal(grid))
     console.print(terminal(summary(study)))
 
 
@@ -44,7 +46,7 @@ def show_report(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
         grids = [side_by_side(groups, key) for key in COLUMNS if key in OVERVIEW] + grids
     for grid in grids:
         console.print(terminal(grid))
-    write_tables(grids, out)
+    write_tables([*grids, *(grid for study in groups for grid in decisions(study))], out)
     page = write_report(runs, out / "report.html")
     console.print(f"report {page}\ntables {out / 'tables.md'}, .tex, .csv", soft_wrap=True)
 
