@@ -232,34 +232,41 @@ def risk_coverage(study: Study, names: Sequence[str]) -> Picture | None:
 def promised_achieved(study: Study, names: Sequence[str]) -> Picture | None:
     """The risk that confidences claim for what is accepted, and the one that is found, after the last task."""
     titles = study.titles()
-    last = {name: [run.row(-1, name) for run in study.runs] for name in names if name in titles}
-    promised, words = np.array([0.05, 0.1, 0.2]), []
+    promised = np.array([0.05, 0.1, 0.2])
+    found = {(name, group): _achieved(study, name, group) for group in (OLD, NEW) for name in names if name in titles}
+    if all(np.isnan(values).all() for values in found.values()):
+        return None
+    words = []
     with drawing(1, 2, height=3.4) as (figure, axes):
         for axis, group in zip(axes[0], (OLD, NEW), strict=True):
             axis.plot([0, 20], [0, 20], color="#999999", linewidth=1, linestyle=":")
-            for index, (name, rows) in enumerate(last.items()):
-                paths = [f"risks/model_based/{group}/{risk}/achieved" for risk in promised.tolist()]
-                found = _stack([[row.metric(path) for path in paths] for row in rows if row is not None])
-                if not found.size or np.isnan(found).all():
+            for index, name in enumerate(name for name in names if name in titles):
+                values = found[name, group]
+                if np.isnan(values).all():
                     continue
-                with np.errstate(invalid="ignore"):
-                    mean = 100 * np.ma.masked_invalid(found).mean(0).filled(np.nan)
                 axis.plot(
-                    100 * promised, mean, color=colour(name), label=titles[name].title, linewidth=1.4,
+                    100 * promised, values, color=colour(name), label=titles[name].title, linewidth=1.4,
                     marker=MARKERS[index % len(MARKERS)], markersize=4,
                     linestyle="--" if titles[name].block != RANKED else "-",
                 )  # fmt: skip
-                words.append(f"{titles[name].title}, predicted {group}: {listed(mean, 0)}")
+                words.append(f"{titles[name].title}, predicted {group}: {listed(values, 0)}")
             axis.set(xlabel=f"claimed risk, predicted {group}, %", ylabel="achieved risk, %", xticks=[5, 10, 20])
             axis.set_ylim(bottom=0)
-        if not words:
-            return None
         figure.legend(*axes[0, 1].get_legend_handles_labels(), loc="outside right center", frameon=False)
         caption = (
             "Thresholds where the confidences claim 5, 10 and 20 % errors among accepted images, and the errors that"
             " there are, after the last task. On the dotted line, claims are kept; above it, broken."
         )
         return picture(figure, caption, "Achieved at 5, 10, 20 % claimed: " + "; ".join(words))
+
+
+def _achieved(study: Study, name: str, group: str) -> Values:
+    """Risks in percent after the last task where 5, 10 and 20 % are claimed, mean over the seeds that have one."""
+    rows = [row for run in study.runs if (row := run.row(-1, name)) is not None]
+    paths = [f"risks/model_based/{group}/{risk}/achieved" for risk in (0.05, 0.1, 0.2)]
+    values = _stack([[row.metric(path) for path in paths] for row in rows]) if rows else np.full((1, 3), np.nan)
+    mean: Values = 100 * np.ma.masked_invalid(values).mean(0).filled(np.nan)
+    return mean
 
 
 def _curves(study: Study, name: str) -> list[Mapping[str, Sequence[float | None]]]:
