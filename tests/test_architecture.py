@@ -20,8 +20,8 @@ from tcil.extending import Calibrator
 
 SOURCE = ROOT / "src" / "tcil"
 # From the bottom up. The package root and the public lists of names stand on top of everything.
-LAYERS = ["foundation", "metrics", "calibration", "incremental", "experiments"]
-PUBLIC = ("distributed", "extending", "metrics", "networks", "options", "results")
+LAYERS = ["foundation", "metrics", "calibration", "decisions", "incremental", "experiments"]
+PUBLIC = ("decisions", "distributed", "extending", "metrics", "networks", "options", "results")
 RESTRICTED = SOURCE / "incremental" / "data" / "datasets" / "files.py"  # the one unpickler
 # What measures and what explores, outside the package.
 BESIDE = sorted(path.relative_to(ROOT) for name in ("benchmarks", "research") for path in (ROOT / name).rglob("*.py"))
@@ -80,7 +80,8 @@ def test_every_part_of_a_layer_has_its_place():
 def test_calibration_needs_torch_numpy_scipy_only():
     # typing_extensions for type checkers alone: they bring it along.
     allowed = {"torch", "numpy", "scipy", "safetensors", "tcil", "typing_extensions"} | set(sys.stdlib_module_names)
-    below = [path for layer in ("foundation", "metrics", "calibration") for path in (SOURCE / layer).rglob("*.py")]
+    layers = ("foundation", "metrics", "calibration", "decisions")
+    below = [path for layer in layers for path in (SOURCE / layer).rglob("*.py")]
     for path in below:
         for name in imports_of(path):
             assert name.split(".")[0] in allowed, f"{path.name} imports {name}"

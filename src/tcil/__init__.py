@@ -3,9 +3,9 @@
     calibrator = tcil.TCIL().fit(model, memory=(x_mem, y_mem), valid=(x_val, y_val), new_classes=range(90, 100))
     calibrated = calibrator.wrap(model)
 
-Further names are in `tcil.results` (what fits return), `tcil.options` (named choices and verdicts), `tcil.distributed`
-(several processes) and `tcil.extending` (base classes for your own parts). All are loaded when they are first used:
-`import tcil` does not import torch.
+Further names are in `tcil.decisions` (thresholds and prediction sets), `tcil.results` (what fits return),
+`tcil.options` (named choices and verdicts), `tcil.distributed` (several processes) and `tcil.extending` (base classes
+for your own parts). All are loaded when they are first used: `import tcil` does not import torch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from tcil import decisions as decisions
     from tcil import distributed as distributed
     from tcil import extending as extending
     from tcil import metrics, networks
@@ -59,7 +60,7 @@ _HOMES = {
     "NotReachableError": _ERRORS,
     "WeightsMismatchError": _ERRORS,
 }
-_MODULES = ("distributed", "extending", "metrics", "networks", "options", "results")
+_MODULES = ("decisions", "distributed", "extending", "metrics", "networks", "options", "results")
 # The other names of version 0.1, and where they are now.
 _MOVED = {
     "CalibratedModel": "tcil.results.CalibratedModel",

@@ -14,7 +14,7 @@ import re
 import stat
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -30,7 +30,8 @@ from tcil.foundation.checksums import Damaged, is_sealed_json, open_json, seal_j
 from tcil.foundation.errors import invalid
 from tcil.foundation.files import replace_file
 
-FORMAT = "tcil-calibrator"
+FORMAT, RULE_FORMAT = "tcil-calibrator", "tcil-decision-rule"
+_NAMES = {FORMAT: "calibrator", RULE_FORMAT: "decision rule"}
 FORMAT_VERSION = 2  # sealed; version 1 had the same fields without a checksum
 _WANTED = (
     "calibrator",
@@ -62,7 +63,7 @@ def as_path(value: object) -> Path:
     return Path(os.fsdecode(value))
 
 
-def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path:
+def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor], form: str = FORMAT) -> Path:
     """Write the record, small arrays inside it and larger ones in `<path>.safetensors` beside it."""
     from tcil import __version__
 
@@ -79,7 +80,7 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor]) -> Path
         # The array file is named by its content: an older JSON never meets newer arrays.
         beside = {"file": f"{path.stem}.{digest[:12]}.safetensors", "sha256": digest}
     whole = {
-        "format": FORMAT,
+        "format": form,
         "format_version": FORMAT_VERSION,
         "tcil_version": __version__,
         **record,
@@ -100,7 +101,7 @@ def _array_file(path: Path) -> Path | None:
     """The array file that an earlier save to this path left beside it; no other file, whatever the JSON says."""
     try:
         record = open_json(_content(path, _LARGEST_JSON))
-        name = record["array_file"]["file"] if record["format"] == FORMAT else None
+        name = record["array_file"]["file"] if record["format"] in _NAMES else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     if not isinstance(name, str) or not re.fullmatch(re.escape(path.stem) + r"\.[0-9a-f]{12}\.safetensors", name):
@@ -136,15 +137,16 @@ def _content(path: Path, largest: int) -> bytes:
     raise Damaged(f"it has {status.st_size} bytes, more than {largest}")
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read(path: Path, form: str = FORMAT, wanted: Sequence[str] = _WANTED) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The record and its arrays; damaged or foreign files are refused."""
+    what = _NAMES[form]
     try:
         content = _content(path, _LARGEST_JSON)
         record = open_json(content)
     except Damaged as reason:
-        raise invalid("path", f"{path}, which is damaged or not a saved calibrator ({reason})", _AS_WRITTEN) from None
-    if record.get("format") != FORMAT:
-        raise invalid("path", f"{path}, which is not a saved calibrator", "a file written by save()")
+        raise invalid("path", f"{path}, which is damaged or not a saved {what} ({reason})", _AS_WRITTEN) from None
+    if record.get("format") != form:
+        raise invalid("path", f"{path}, which is not a saved {what}", "a file written by save()")
     version = record.get("format_version")
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise invalid(
@@ -156,7 +158,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if is_sealed_json(content) != (version > 1):
         given = f"{path}, which is damaged (format version {version} {'without' if version > 1 else 'with'} a checksum)"
         raise invalid("path", given, _AS_WRITTEN)
-    missing = [key for key in _WANTED if key not in record]
+    missing = [key for key in wanted if key not in record]
     if missing:
         raise invalid("path", f"{path} without {', '.join(missing)}", "a whole file written by save()")
     with damage_named(path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import inspect
 from abc import ABC
 from collections.abc import Callable, Mapping
@@ -28,7 +26,8 @@ from tcil.foundation.arrays import (
     as_tensor,
     same_kind,
 )
-from tcil.foundation.errors import NotFittedError, WeightsMismatchError, invalid, unknown_name
+from tcil.foundation.errors import NotFittedError, WeightsMismatchError, invalid
+from tcil.foundation.parameters import Parameterised
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # with a default: `Calibrator` alone is a Calibrator of any result
@@ -41,7 +40,7 @@ else:
 
 
 @dataclass(eq=False, kw_only=True)
-class Calibrator(ABC, Generic[Result]):
+class Calibrator(Parameterised, ABC, Generic[Result]):
     """A post-hoc calibrator: options at construction, data in `fit`, fitted values with a trailing underscore.
 
     Subclass it for a method of your own: set `map_type` to a `CalibrationMap` and `result_type` to a frozen dataclass,
@@ -76,66 +75,9 @@ class Calibrator(ABC, Generic[Result]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         Calibrator._known.setdefault(cls.__name__, {})[cls.__module__] = cls
-        if "__repr__" not in vars(cls):
-            cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # dataclass() would write another one
 
     def __post_init__(self) -> None:
         self._state: FittedState | None = None
-
-    # options -------------------------------------------------------------------------------------------------
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The options by name, as in scikit-learn.
-
-        Parameters
-        ----------
-        deep : bool
-            Ignored; for compatibility with scikit-learn.
-
-        Returns
-        -------
-        dict
-            Every option and its value.
-        """
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
-
-    def set_params(self, **options: Any) -> Self:
-        """Set options by name; they apply from the next `fit` on. If one is invalid, none is changed.
-
-        Parameters
-        ----------
-        **options
-            Options of the constructor.
-
-        Returns
-        -------
-        Self
-            This calibrator.
-        """
-        known = self.get_params()
-        for name in options:
-            if name not in known:
-                raise unknown_name(f"option of {type(self).__name__}", name, known)
-        checked = type(self)(**{**known, **options})
-        for name in known:
-            setattr(self, name, getattr(checked, name))
-        return self
-
-    def clone(self) -> Self:
-        """An unfitted calibrator with the same options, as `sklearn.base.clone` makes it.
-
-        Returns
-        -------
-        Self
-            A new calibrator.
-        """
-        return type(self)(**self.get_params())
-
-    def __repr__(self) -> str:
-        defaults = {field.name: _default(field) for field in dataclasses.fields(self)}
-        changed = {name: value for name, value in self.get_params().items() if value != defaults[name]}
-        shown = (f"{name}={str(value) if isinstance(value, str) else value!r}" for name, value in changed.items())
-        return f"{type(self).__name__}({', '.join(shown)})"
 
     # fitted values -------------------------------------------------------------------------------------------
 
@@ -384,13 +326,6 @@ class Calibrator(ABC, Generic[Result]):
 
     # for subclasses ------------------------------------------------------------------------------------------
 
-    def _check_options(self) -> None:
-        """Check options that were assigned since, as the constructor does; `fit` begins with it."""
-        checked = copy.copy(self)
-        checked.__post_init__()
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(checked, field.name))
-
     def _fitted(
         self,
         mapping: CalibrationMap,
@@ -472,10 +407,6 @@ class SingleTemperature(Calibrator[Result]):
     @staticmethod
     def _map(temperature: float) -> TemperatureMap:
         return TemperatureMap(torch.tensor(temperature, dtype=torch.float64))
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _plain_options(calibrator: Calibrator) -> Mapping[str, Any]:

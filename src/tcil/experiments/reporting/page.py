@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from tcil.experiments.reporting.charts import CONFIG, Chart, embedded, scripts, static_svg
 from tcil.experiments.reporting.collect import Study, shown, studies
+from tcil.experiments.reporting.decision_figures import claimed_and_achieved, risk_by_coverage
 from tcil.experiments.reporting.figures import (
     error_by_class,
     error_by_task,
@@ -30,7 +31,7 @@ from tcil.experiments.reporting.figures import (
 )
 from tcil.experiments.reporting.findings import sentences
 from tcil.experiments.reporting.grids import Grid, html
-from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, overview, overview_of, side_by_side
+from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, decisions, overview, overview_of, side_by_side
 from tcil.experiments.runs.records import JsonObject
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.errors import invalid
@@ -212,12 +213,15 @@ def study_section(study: Study) -> Section:
     facts = {"Settings": _facts(study.settings.record())}
     if environments:
         facts["Environment"] = _facts(environments[0])
-    tables = [_untitled(study, by_task(study, key)) for key in COLUMNS]
+    more = {"All figures by task": [_untitled(study, by_task(study, key)) for key in COLUMNS]}
+    if rules := decisions(study):
+        more["Decisions: promised and achieved"] = [_untitled(study, grid) for grid in rules]
     parts = [
         _part("Task by task", error_by_task(study), temperature_by_task(study)),
         _part("Reliability diagrams", reliability(study)),
         _part("Classes, and T-CIL's search", error_by_class(study), search_trace(study)),
-        Section("Details", more={"All figures by task": tables}, facts=facts),
+        _part("Decisions", risk_by_coverage(study), claimed_and_achieved(study)),
+        Section("Details", more=more, facts=facts),
     ]
     return Section(
         study.title,

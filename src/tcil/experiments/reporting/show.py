@@ -16,6 +16,7 @@ from tcil.experiments.reporting.tables import (
     COLUMNS,
     OVERVIEW,
     by_task,
+    decisions,
     overview,
     overview_of,
     redrawn,
@@ -59,7 +60,7 @@ def show_report(
     grids = [summary(study) for study in groups]
     if len(groups) > 1:
         grids = [side_by_side(groups, key) for key in COLUMNS if key in OVERVIEW] + grids
-    write_tables(grids, out)
+    write_tables([*grids, *(grid for study in groups for grid in decisions(study))], out)
     page = write_report(runs, out / "report.html")
     console.print(f"tables {out / 'tables.md'}, .tex, .csv\nreport {page}", soft_wrap=True)
     if browse:
@@ -77,6 +78,8 @@ def _show_tasks(groups: Sequence[Study], console: Console) -> None:
     for study in groups:
         for key in BY_TASK:
             console.print(terminal(by_task(study, key)))
+        for grid in decisions(study):
+            console.print(terminal(grid))
         if len(groups) > 1:
             console.print(terminal(summary(study)))
 

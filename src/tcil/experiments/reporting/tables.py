@@ -195,6 +195,96 @@ def by_task(study: Study, metric: str) -> Grid:
     return Grid(f"{study.title}: {COLUMNS[metric]} by task, %", columns, tuple(rows))
 
 
+RISKS = (0.05, 0.1, 0.2)  # that thresholds promise in tables
+
+
+def decisions(study: Study) -> list[Grid]:
+    """What calibrators are worth for decisions: thresholds and prediction sets, promised beside achieved.
+
+    Means over the tasks after the first, where old and new classes differ. None where no row has such figures.
+    """
+    names = [name for name in study.titles() if _decided(study, name, "risks/model_based/all/0.1/coverage")]
+    if not names:
+        return []
+    where = f"{study.title}: "
+    by_group = [(risk, group) for risk in RISKS for group in ("old", "new")]
+    heads = tuple(f"{100 * risk:g} % {group}" for risk, group in by_group)
+    grids = [
+        _decision_grid(
+            study,
+            names,
+            f"{where}{title}, %",
+            heads,
+            [f"risks/model_based/{group}/{risk}/{figure}" for risk, group in by_group],
+            note,
+        )
+        for figure, title, note in (
+            (
+                "achieved",
+                "errors among accepted images where the confidences claim so many, by predicted group",
+                "Model-based thresholds: no theorem backs them. Calibrated is what achieves what it claims.",
+            ),
+            ("coverage", "images accepted where the confidences claim so many errors, by predicted group", ""),
+        )
+    ]
+    backed = [name for name in names if _decided(study, name, "risks/finite_sample/all/0.1/coverage")]
+    if backed:
+        figures = [f"risks/finite_sample/all/{risk}/{key}" for risk in RISKS for key in ("achieved", "coverage")]
+        heads = tuple(f"{100 * risk:g} %: {key}" for risk in RISKS for key in ("errors", "accepted"))
+        note = (
+            "Finite-sample promises at confidence 90 %, for any mixture of old and new images, backed by the reserve."
+            " Where it is too small none is accepted: promises begin at"
+            f" {_begins_at(study, backed[0])} images of each group."
+        )
+        title = f"{where}thresholds that promise a risk by the reserve, %"
+        grids.append(_decision_grid(study, backed, title, heads, figures, note))
+    kinds = ("model_based", "finite_sample") if backed else ("model_based",)
+    parts = [(kind, group) for kind in kinds for group in ("old", "new")]
+    words = {"model_based": "claimed", "finite_sample": "promised"}
+    for figure, title, scale in (
+        ("achieved", "coverage of 90 % prediction sets, %", 100.0),
+        ("size", "their size", 1.0),
+    ):
+        heads = tuple(f"{words[kind]}, {group}" for kind, group in parts)
+        figures = [f"sets/{kind}/{group}/{figure}" for kind, group in parts]
+        note = "By true group. Promised: by the reserve, for either group." if backed else "By true group."
+        grids.append(_decision_grid(study, names, f"{where}{title}", heads, figures, note, scale))
+    return grids
+
+
+def _decision_grid(
+    study: Study,
+    names: Sequence[str],
+    title: str,
+    heads: Sequence[str],
+    figures: Sequence[str],
+    note: str,
+    scale: float = 100.0,
+) -> Grid:
+    titles, rows = study.titles(), []
+    for name in names:
+        found = [_decided(study, name, figure) for figure in figures]
+        cells = tuple(Cell(Spread.of([scale * v for v in values])) if values else Cell(words="-") for values in found)
+        rows.append(Row(titles[name].title, cells, titles[name].block, titles[name].block != RANKED))
+    return Grid(title, ("calibrator", *heads), tuple(rows), (note,) if note else ())
+
+
+def _decided(study: Study, name: str, figure: str) -> list[float]:
+    """A figure of decisions by run: its mean over the tasks after the first that have it; runs without are left out."""
+    found = []
+    for run in study.runs:
+        values = [value for value in run.values(name, figure)[1:] if value is not None]
+        if values:
+            found.append(sum(values) / len(values))
+    return found
+
+
+def _begins_at(study: Study, name: str) -> str:
+    """From how many images on promises at the three risks exist."""
+    counts = [_decided(study, name, f"risks/finite_sample/all/{risk}/begins_at") for risk in RISKS]
+    return ", ".join(f"{max(values):.0f}" if values else "-" for values in counts)
+
+
 def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], metric: str) -> Grid:
     """Two sets of runs, paired: means, and the paired difference with its interval.
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import tcil
 from tcil.calibration.calibrators import Calibrator
 from tcil.calibration.calibrators.perturbed import MAX_NOISE
 from tcil.calibration.storage import encode
+from tcil.experiments.runs.decide import WatchedTask, decision_figures
 from tcil.experiments.runs.entries import CALIBRATORS, Entry, FinishedTask, NotApplicable, entry_of
 from tcil.experiments.runs.reasons import NoAnswer, NotApplicableReason
 from tcil.experiments.runs.results import (
@@ -43,11 +45,12 @@ def calibrate(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", CalibrationWarning)  # the verdicts are in the row
-                fitted = entry.fit(replace(task, remembered=task.history.get(name)))
+                watched = WatchedTask.of(replace(task, remembered=task.history.get(name)))
+                fitted = entry.fit(watched)
             if fitted is not None and not isinstance(fitted, Calibrator):
                 got = f"{name!r}, whose fit returned {type(fitted).__name__}"
                 raise invalid("calibrator", got, "a fitted Calibrator, or None for the network as it is")
-            rows[name] = _row(task, entry, fitted)
+            rows[name] = _row(task, entry, fitted, backed=not watched.used_reserve)
             if fitted is not None and fitted.history_ is not None:
                 history[name] = fitted.history_
         except NotApplicable as error:
@@ -92,10 +95,17 @@ def _memory(task: FinishedTask) -> MemorySummary:
     )
 
 
-def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None) -> CalibratorRow:
-    """All metrics of one row: pooled, by predicted group, and by the task that a sample comes from."""
+def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None, *, backed: bool) -> CalibratorRow:
+    """All metrics of one row: pooled, by predicted group, and by the task that a sample comes from.
+
+    `backed`: the calibrator has not seen the reserve, which can then back what decision rules promise.
+    """
     logits, labels, metrics = task.test_logits, task.test_columns, tcil.metrics
-    probs = torch.softmax(logits.double(), dim=1) if fitted is None else fitted.predict_proba(logits)
+
+    def probabilities(logits: Tensor) -> Tensor:
+        return torch.softmax(logits.double(), dim=1) if fitted is None else fitted.predict_proba(logits)
+
+    probs = probabilities(logits)
     groups = metrics.predicted_groups(probs, task.new_columns)
     starts = np.array([columns.start for columns in task.task_columns])
     origin = np.searchsorted(starts, labels.numpy(), side="right") - 1
@@ -128,6 +138,7 @@ def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None) -> Calibra
         bins=_bins(bins),
         bins_predicted_old=_bins(bins.by_group.get("old")),
         bins_predicted_new=_bins(bins.by_group.get("new")),
+        decisions=decision_figures(task, probabilities, backed=backed),
     )
     if fitted is None:
         return row

@@ -35,6 +35,8 @@ from tcil.incremental.data.layout import Layout
 
 VERSION = 2  # of results; in version 1 a sentence told why a calibrator has no answer
 RANKED, WITH_OPTIONS = "ranked", "with other options"  # blocks of a table; others stand below them
+ALL, OLD, NEW = "all", "old", "new"  # images by their predicted or true class
+COVERAGES = tuple(tenth / 10 for tenth in range(1, 11))
 Differences = Annotated[tuple[Difference | None, ...], Field(strict=False)]
 TenShares = Annotated[tuple[Share | None, ...], Field(strict=False, min_length=10, max_length=10)]
 TenCounts = Annotated[tuple[Count, ...], Field(strict=False, min_length=10, max_length=10)]
@@ -109,6 +111,56 @@ class FitSummary(StoredRecord):
         return found and any(math.isfinite(step.temperature) for step in self.trace)
 
 
+class RiskFigure(StoredRecord):
+    """A threshold: the risk that it promises, and what it achieves on the test images.
+
+    `group` is the predicted one. `threshold` is None where nothing can be accepted; `begins_at` then says from how many
+    images of each group on a promise can exist.
+    """
+
+    kind: str
+    group: str
+    promised: Share
+    threshold: Amount | None
+    achieved: Share | None
+    coverage: Share | None
+    coverage_old: Share | None = None
+    coverage_new: Share | None = None
+    begins_at: Count | None = None
+
+
+class SetFigure(StoredRecord):
+    """Prediction sets: the coverage that they promise, what they achieve for a true group, and their mean size."""
+
+    kind: str
+    group: str
+    promised: Share
+    achieved: Share | None
+    size: Amount
+
+
+class DecisionFigures(StoredRecord):
+    """What a calibrator is worth for decisions, on the test images.
+
+    `risk_by_coverage` has the error among the most confident 10, 20, ... 100 % of all images, and of those predicted as
+    old and as new.
+    """
+
+    risk_by_coverage: Mapping[str, TenShares]
+    risks: Annotated[tuple[RiskFigure, ...], Field(strict=False)]
+    sets: Annotated[tuple[SetFigure, ...], Field(strict=False)]
+
+    def figure(self, name: str) -> float | None:
+        """A figure by its path, such as "risks/model_based/old/0.1/achieved" or "sets/finite_sample/new/size"."""
+        part, kind, group, *rest = name.split("/")
+        if part == "sets":
+            sets = [found for found in self.sets if (found.kind, found.group) == (kind, group)]
+            return getattr(sets[0], rest[0]) if sets else None
+        promised = float(rest[0])
+        risks = [r for r in self.risks if (r.kind, r.group, r.promised) == (kind, group, promised)]
+        return getattr(risks[0], rest[1]) if risks else None
+
+
 class CalibratorRow(StoredRecord):
     """A calibrator after a task: its figures, or why there are none. Older rows have no bins, and no more than that."""
 
@@ -133,6 +185,7 @@ class CalibratorRow(StoredRecord):
     bins: Bins | None = None
     bins_predicted_old: Bins | None = None
     bins_predicted_new: Bins | None = None
+    decisions: DecisionFigures | None = None
     temperature: Amount | None = None
     temperature_interval: Pair | None = None
     result: FitSummary | None = None
@@ -171,7 +224,9 @@ class CalibratorRow(StoredRecord):
         return self.result.all_verdicts if self.result is not None else ()
 
     def metric(self, name: str) -> float | None:
-        """A metric by its name, such as "ece"."""
+        """A metric by its name, such as "ece"; those of decisions by their path."""
+        if "/" in name:
+            return None if self.decisions is None else self.decisions.figure(name)
         value: float | None = getattr(self, name)
         return value
 

@@ -1,0 +1,318 @@
+"""Thresholds without labelled images: what calibrated probabilities claim, and how wrong they may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from tcil.decisions.costs import AcceptHead, Action, Costs, checked_costs
+from tcil.decisions.promises import PromiseKind, ThresholdGroups
+from tcil.decisions.rules import DecisionRule, answer, check_open_share, class_names, new_columns
+from tcil.foundation.arrays import ArrayLike, Floats, as_probabilities, as_tensor, whole_number
+from tcil.foundation.errors import invalid
+from tcil.foundation.records import Record
+
+OLD, NEW, ALL = "old", "new", "all"
+DEFAULT_GAMMAS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15)
+
+
+@dataclass(frozen=True)
+class GammaStep(Record):
+    """One point of a sensitivity curve.
+
+    Attributes
+    ----------
+    gamma : float
+        By how much the accepted images' claimed risk may be too small.
+    threshold : float
+        What keeps the wanted risk even then; infinity for none.
+    coverage : float
+        The share of images that are accepted.
+
+    Examples
+    --------
+    >>> from tcil import decisions
+    >>> rule = decisions.ModelBasedThreshold(risk=0.2).fit([[0.9, 0.1], [0.7, 0.3]])
+    >>> print(rule.result_.thresholds[0].curve[0])
+    GammaStep
+      gamma      0
+      threshold  0.7
+      coverage   1
+    """
+
+    gamma: float
+    threshold: float
+    coverage: float
+
+
+@dataclass(frozen=True)
+class ClaimedThreshold(Record):
+    """A threshold for one predicted group, as far as the probabilities are right.
+
+    Attributes
+    ----------
+    group : str
+        "all", or the predicted group "old" or "new".
+    threshold : float
+        Accept where the score is at least this; infinity for none.
+    coverage : float
+        The share of the group's images that are accepted.
+    claimed_risk : float or None
+        The risk among them by their own probabilities.
+    gamma : float or None
+        By how much that may be too small before the wanted risk is exceeded.
+    n : int
+        Images of the group.
+    curve : tuple of GammaStep
+        Thresholds that allow for more.
+
+    Examples
+    --------
+    >>> from tcil import decisions
+    >>> found, = decisions.ModelBasedThreshold(risk=0.25).fit([[0.9, 0.1], [0.7, 0.3]]).result_.thresholds
+    >>> round(found.claimed_risk, 3), round(found.gamma, 3)
+    (0.2, 0.05)
+    """
+
+    group: str
+    threshold: float
+    coverage: float
+    claimed_risk: float | None
+    gamma: float | None
+    n: int
+    curve: tuple[GammaStep, ...]
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything is accepted at all."""
+        return self.threshold < math.inf
+
+
+@dataclass(frozen=True)
+class ModelBasedResult(Record):
+    """What thresholds promise as far as the probabilities are right.
+
+    Attributes
+    ----------
+    risk : float
+        As asked.
+    kind : PromiseKind
+        Always model-based.
+    thresholds : tuple of ClaimedThreshold
+        One, or one for each predicted group.
+    assumptions : tuple of str
+        All that the statement rests on.
+
+    Examples
+    --------
+    >>> from tcil import decisions
+    >>> rule = decisions.ModelBasedThreshold(risk=0.2).fit([[0.9, 0.1], [0.7, 0.3]])
+    >>> print(rule.result_.message)
+    Accept from 0.7 on: claimed risk 20 %, coverage 100 %. It holds if accepted images are no more than 0 points
+    over-confident on average.
+    """
+
+    risk: float
+    kind: PromiseKind
+    thresholds: tuple[ClaimedThreshold, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def message(self) -> str:
+        """The answer in words."""
+        told = []
+        for found in self.thresholds:
+            of = "" if found.group == ALL else f" (predicted as {found.group})"
+            if found.claimed_risk is None or found.gamma is None:
+                told.append(f"No threshold claims a risk of {100 * self.risk:g} %{of}.")
+                continue
+            told.append(
+                f"Accept from {found.threshold:.4g} on{of}: claimed risk {100 * found.claimed_risk:.3g} %, coverage"
+                f" {100 * found.coverage:.3g} %. It holds if accepted images are no more than"
+                f" {100 * max(found.gamma, 0.0):.2g} points over-confident on average."
+            )
+        return " ".join(told)
+
+
+@dataclass(eq=False, kw_only=True)
+class ModelBasedThreshold(DecisionRule[ModelBasedResult]):
+    """Accept a prediction, or ask a person, by what the probabilities themselves claim. No theorem backs it.
+
+    For a network that keeps learning this is all there is without unseen images of old classes. It takes unlabelled
+    images of what the rule will meet, and says how wrong the probabilities may be (`gamma`) before the risk is
+    exceeded. Use it with probabilities of a calibrator: uncalibrated networks claim far too little risk.
+
+    Parameters
+    ----------
+    risk : float
+        The largest share of errors among accepted images that the probabilities may claim; with `costs`, the largest
+        mean cost.
+    groups : {"pooled", "predicted"}
+        One threshold, or one each for images predicted as old and as new.
+    top_k : int
+        A prediction is correct if the true class is among the k likeliest.
+    costs : array (K, K), optional
+        `costs[true, decided]`. The decision is then the one of least expected cost.
+    gammas : sequence of float
+        Points of the sensitivity curve, as risks.
+
+    Attributes
+    ----------
+    result_ : ModelBasedResult
+        Thresholds, the risk they claim, and how it depends on the bias of the probabilities.
+    classes_, new_classes_ : tuple of int
+        The label of each column, and of the new ones.
+
+    Examples
+    --------
+    >>> from tcil import decisions
+    >>> probs = [[0.98, 0.02], [0.9, 0.1], [0.6, 0.4]]
+    >>> rule = decisions.ModelBasedThreshold(risk=0.1, gammas=(0, 0.05)).fit(probs)
+    >>> rule.accept(probs).tolist()
+    [True, True, False]
+    >>> [(step.gamma, round(step.coverage, 2)) for step in rule.result_.thresholds[0].curve]
+    [(0.0, 0.67), (0.05, 0.33)]
+    """
+
+    result_type: ClassVar[type[Any]] = ModelBasedResult
+
+    risk: float = 0.05
+    groups: ThresholdGroups | str = ThresholdGroups.POOLED
+    top_k: int = 1
+    costs: Any = None
+    gammas: Sequence[float] = DEFAULT_GAMMAS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.groups = ThresholdGroups.parse(self.groups, "groups")
+        self.top_k = whole_number(self.top_k, "top_k", 1)
+        if self.costs is None:
+            self.risk = check_open_share(self.risk, "risk")
+        else:
+            self.costs = checked_costs(self.costs)
+            most = max(map(max, self.costs))
+            if self.top_k > 1:
+                raise invalid("top_k", f"{self.top_k} with costs", "1: a cost is that of one decision")
+            if isinstance(self.risk, bool) or not isinstance(self.risk, int | float) or not 0 < self.risk < most:
+                raise invalid("risk", repr(self.risk), f"a mean cost above 0 and below {most:g}, the largest")
+        gammas = as_tensor(self.gammas, "gammas").double().flatten().tolist()
+        if any(not 0 <= gamma < math.inf for gamma in gammas):
+            raise invalid("gammas", f"{self.gammas!r:.60}", "numbers of 0 or more")
+        self.gammas = tuple(gammas)
+
+    def fit(
+        self, probs: ArrayLike, new_classes: Iterable[Any] | None = None, *, classes: Iterable[Any] | None = None
+    ) -> Self:
+        """Find the lowest threshold whose accepted images claim the wanted risk.
+
+        Parameters
+        ----------
+        probs : tensor or array (N, K)
+            Calibrated probabilities of images that the rule will meet. No labels are needed.
+        new_classes : iterable of int, optional
+            The labels of the newest task; needed with groups "predicted".
+        classes : iterable of int, optional
+            The label of each column. Default: 0 to K - 1.
+
+        Returns
+        -------
+        Self
+            This rule, fitted.
+        """
+        self._check_options()
+        rows = as_probabilities(probs)
+        names = class_names(rows.shape[1], classes)
+        new = new_columns(names, new_classes)
+        if self.top_k >= len(names):
+            raise invalid("top_k", f"{self.top_k}", f"fewer than the {len(names)} classes")
+        if self.costs is not None:
+            checked_costs(self.costs, len(names))
+        action = Action(self.top_k, cast(Costs | None, self.costs))
+        scores = action.score(rows)
+        if self.groups is ThresholdGroups.POOLED:
+            found: tuple[ClaimedThreshold, ...] = (self._claimed(ALL, scores, action.unit),)
+        else:
+            if new_classes is None:
+                raise invalid("new_classes", "None with groups='predicted'", "the labels of the newest task")
+            said_new = action.decided_new(rows, new)
+            found = tuple(self._claimed(group, scores[said_new == (group == NEW)], action.unit) for group in (OLD, NEW))
+        assumptions = (
+            "the images are such as the rule will meet",
+            "on average over accepted images, the claimed risk is too small by at most gamma",
+            "network and calibrator stay as they are",
+        )
+        result = ModelBasedResult(float(self.risk), PromiseKind.MODEL_BASED, found, assumptions)
+        return self._fitted(names, new, result)
+
+    def _claimed(self, group: str, scores: Floats, unit: float) -> ClaimedThreshold:
+        ordered = -np.sort(-scores)
+        running = unit * np.cumsum(1 - ordered) / np.arange(1, len(ordered) + 1)  # risk that the first ones claim
+        ends = np.append(ordered[1:] < ordered[:-1], True) if len(ordered) else np.zeros(0, bool)  # of ties
+        steps = tuple(self._step(gamma, ordered, running, ends) for gamma in (0.0, *self.gammas))
+        first, curve = steps[0], steps[1:]
+        claimed = float(running[ordered >= first.threshold][-1]) if first.threshold < math.inf else None
+        return ClaimedThreshold(
+            group=group,
+            threshold=first.threshold,
+            coverage=first.coverage,
+            claimed_risk=claimed,
+            gamma=None if claimed is None else max(float(self.risk) - claimed, 0.0),
+            n=len(scores),
+            curve=curve,
+        )
+
+    def _step(self, gamma: float, ordered: Floats, running: Floats, ends: np.ndarray[Any, Any]) -> GammaStep:
+        fine = np.flatnonzero(ends & (running <= self.risk - gamma + 1e-12))
+        if not len(fine):
+            return GammaStep(gamma, math.inf, 0.0)
+        last = int(fine[-1])
+        return GammaStep(gamma, float(ordered[last]), (last + 1) / len(ordered))
+
+    def accept(self, probs: ArrayLike) -> Any:
+        """Which predictions are accepted; for the others, ask a person.
+
+        Parameters
+        ----------
+        probs : tensor or array (N, K)
+            Probabilities from the same network and calibrator as in `fit`.
+
+        Returns
+        -------
+        tensor or array of bool (N,)
+            True where the prediction is accepted.
+        """
+        _, accepted = self._head()(torch.from_numpy(self._rows(probs)))
+        return answer(accepted, probs)
+
+    def predict(self, probs: ArrayLike) -> Any:
+        """What is decided for each image, accepted or not.
+
+        Parameters
+        ----------
+        probs : tensor or array (N, K)
+            Probabilities from the same network and calibrator as in `fit`.
+
+        Returns
+        -------
+        tensor or array of int (N,) or (N, top_k)
+            Labels; with `top_k` above 1, the likeliest first.
+        """
+        decided, _ = self._head()(torch.from_numpy(self._rows(probs)))
+        return answer(decided, probs)
+
+    def _head(self) -> nn.Module:
+        by_group = {found.group: found.threshold for found in self.result_.thresholds}
+        pair = (by_group.get(OLD, by_group.get(ALL, math.inf)), by_group.get(NEW, by_group.get(ALL, math.inf)))
+        action = Action(self.top_k, cast(Costs | None, self.costs))
+        return AcceptHead(action, self.classes_, self._fit_state[1], pair)
+
+    def _check_restored(self) -> None:
+        groups = [found.group for found in self.result_.thresholds]
+        if groups not in ([ALL], [OLD, NEW]) or any(math.isnan(found.threshold) for found in self.result_.thresholds):
+            raise ValueError(f"thresholds of the groups {groups}")

@@ -1,0 +1,137 @@
+"""What a decision costs: the action of least expected cost, and the loss and score on which thresholds stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tcil.decisions.rules import Bools, class_names
+from tcil.foundation.arrays import ArrayLike, Floats, Ints, as_probabilities, as_tensor, same_kind
+from tcil.foundation.errors import invalid
+
+Costs = tuple[tuple[float, ...], ...]
+
+
+def cheapest_decision(
+    probs: ArrayLike, costs: ArrayLike, *, classes: Iterable[Any] | None = None, ask: int = -1
+) -> Tensor | Ints:
+    """The decision of least expected cost for each image, if the probabilities are calibrated.
+
+    Parameters
+    ----------
+    probs : tensor or array (N, K)
+        Calibrated probabilities.
+    costs : array (K, K) or (K, K + 1)
+        `costs[true, decided]`: what it costs to decide for a class when another is true. The last of K + 1 columns is
+        the cost of asking a person.
+    classes : iterable of int, optional
+        The label of each column. Default: 0 to K - 1.
+    ask : int
+        What stands for "ask a person" in the answer.
+
+    Returns
+    -------
+    tensor or array of int (N,)
+        A label, or `ask`, for each image.
+
+    Examples
+    --------
+    Missing class 1 costs ten times as much as a false alarm; a person costs 2.
+
+    >>> from tcil import decisions
+    >>> decisions.cheapest_decision([[0.95, 0.05], [0.7, 0.3], [0.2, 0.8]], [[0, 1, 2], [10, 0, 2]]).tolist()
+    [0, 1, 1]
+    >>> decisions.cheapest_decision([[0.95, 0.05], [0.7, 0.3]], [[0, 9, 2], [10, 0, 2]]).tolist()
+    [0, -1]
+    """
+    rows = as_probabilities(probs)
+    names = class_names(rows.shape[1], classes)
+    matrix = np.array(checked_costs(costs, rows.shape[1], asking=True))
+    labels = np.array([*names, ask])
+    chosen = torch.from_numpy(labels[(rows @ matrix).argmin(axis=1)])
+    return same_kind(chosen, probs)  # type: ignore[return-value]
+
+
+def checked_costs(costs: Any, n_classes: int | None = None, *, asking: bool = False) -> Costs:
+    """A cost matrix as plain numbers: finite, none below 0, not all the same as nothing."""
+    matrix = as_tensor(costs, "costs").double().cpu().numpy()
+    wide = (0, 1) if asking else (0,)
+    if matrix.ndim != 2 or matrix.shape[1] - matrix.shape[0] not in wide or matrix.shape[0] < 2:
+        shapes = "(K, K) or (K, K + 1)" if asking else "(K, K)"
+        raise invalid("costs", f"shape {matrix.shape}", f"a matrix {shapes}: costs[true, decided]")
+    if n_classes is not None and matrix.shape[0] != n_classes:
+        raise invalid("costs", f"{matrix.shape[0]} rows", f"{n_classes}, one for each class")
+    if not np.isfinite(matrix).all() or matrix.min() < 0 or matrix.max() <= 0:
+        raise invalid("costs", "negative, infinite or all-zero costs", "costs of 0 or more, some above 0")
+    return tuple(tuple(float(cost) for cost in row) for row in matrix)
+
+
+class Action:
+    """What is decided for an image, how sure it is, and what it loses: errors, errors among the top k, or costs.
+
+    Losses are within [0, 1]; with costs, as shares of the largest. The score is one less the loss that the
+    probabilities expect.
+    """
+
+    def __init__(self, top_k: int, costs: Costs | None) -> None:
+        self.top_k = top_k
+        self.costs = None if costs is None else np.array(costs)
+        self.unit = 1.0 if self.costs is None else float(self.costs.max())
+        self.zero_one = self.costs is None or set(np.unique(self.costs)) <= {0.0, self.unit}
+
+    def decided(self, probs: Floats) -> Ints:
+        """Columns that are decided for, (N, k), the likeliest first."""
+        if self.costs is not None:
+            chosen: Ints = (probs @ self.costs).argmin(axis=1)[:, None]
+            return chosen
+        if self.top_k == 1:  # where two are equally likely, the same as everywhere else
+            return np.asarray(probs.argmax(axis=1)[:, None])
+        return np.argsort(-probs, axis=1, kind="stable")[:, : self.top_k]
+
+    def score(self, probs: Floats) -> Floats:
+        """One less the expected loss of what is decided."""
+        if self.costs is not None:
+            return np.asarray(1.0 - (probs @ self.costs).min(axis=1) / self.unit)
+        return np.asarray(np.take_along_axis(probs, self.decided(probs), axis=1).sum(axis=1).clip(max=1.0))
+
+    def loss(self, probs: Floats, columns: Ints) -> Floats:
+        """What is lost on each image, from 0 to 1."""
+        decided = self.decided(probs)
+        if self.costs is not None:
+            return np.asarray(self.costs[columns, decided[:, 0]] / self.unit)
+        return np.asarray((decided != columns[:, None]).all(axis=1).astype(np.float64))
+
+    def decided_new(self, probs: Floats, new: Bools) -> Bools:
+        """Whether the first decision is a new class."""
+        own: Bools = new[self.decided(probs)[:, 0]]
+        return own
+
+
+class AcceptHead(nn.Module):
+    """From probabilities to what is decided (labels) and whether it is accepted, for export."""
+
+    def __init__(self, action: Action, classes: Sequence[int], new: Bools, thresholds: tuple[float, float]) -> None:
+        super().__init__()
+        self.top_k, self.unit = action.top_k, action.unit
+        self.register_buffer("costs", None if action.costs is None else torch.from_numpy(action.costs))
+        self.register_buffer("labels", torch.tensor(list(classes)))
+        self.register_buffer("thresholds", torch.tensor(thresholds, dtype=torch.float64)[torch.from_numpy(new).long()])
+        self.costs: Tensor | None
+        self.labels: Tensor
+        self.thresholds: Tensor
+
+    def forward(self, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels (N,) or (N, k), and which images are accepted (N,)."""
+        if self.costs is not None:
+            expected, first = (probs @ self.costs).min(dim=1)
+            score, chosen = 1.0 - expected / self.unit, first[:, None]
+        else:
+            top, chosen = probs.topk(self.top_k, dim=1)
+            score = top.sum(dim=1).clamp(max=1.0)
+        accepted = score >= self.thresholds[chosen[:, 0]]
+        decided = self.labels[chosen]
+        return (decided if self.top_k > 1 else decided[:, 0]), accepted

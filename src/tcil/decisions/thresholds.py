@@ -1,0 +1,570 @@
+"""Thresholds with a stated risk: accept where the score is high enough, so that accepted images are rarely lost.
+
+The theory is in docs/decisions.md. In short: at a threshold that was fixed beforehand, the errors among the accepted
+images of a true group are binomial, which gives exact (Clopper-Pearson) bounds. What the groups' own rates say of a
+mixture follows by arithmetic, since the risk of a mixture rises with every rate of loss and falls with every rate of
+success. Several candidate thresholds are tested as in Learn then Test (Angelopoulos et al. 2022).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from tcil.decisions.costs import AcceptHead, Action, Costs, checked_costs
+from tcil.decisions.promises import DecisionVerdict, Design, PromiseKind, Search, ThresholdGroups
+from tcil.decisions.risk_tests import ALL, NEW, OLD, Mixture, Rates, RiskTest, begins_at, mixture_ends
+from tcil.decisions.rules import (
+    Bools,
+    DecisionRule,
+    LabelledImages,
+    answer,
+    check_open_share,
+    check_stratified,
+    labelled_images,
+)
+from tcil.foundation.arrays import ArrayLike, Floats, as_probabilities, as_tensor, whole_number
+from tcil.foundation.errors import invalid
+from tcil.foundation.records import Record
+
+# Fixed before any image is seen: confidences at even steps of the log-odds, for networks of any temperature.
+DEFAULT_CANDIDATES = tuple(1 / (1 + math.exp(-x)) for x in (14, 10, 8, 6, 5, 4, 3, 2, 1, 0, -1))
+_N_REFERENCE = 12  # candidates that are taken from reference images
+_MANY = 30  # correct images in a row that are odd enough to be told
+
+
+@dataclass(frozen=True)
+class GroupThreshold(Record):
+    """A threshold for one predicted group, and what it promises.
+
+    Attributes
+    ----------
+    group : str
+        "all", or the predicted group "old" or "new".
+    threshold : float
+        Accept where the score is at least this; infinity where no threshold keeps the promise.
+    verdict : DecisionVerdict
+        Whether there is one, and if not, why.
+    coverage : float
+        Expected share of the group's images that are accepted; of a range of mixtures, the least.
+    coverage_old, coverage_new : float or None
+        The same among images whose true class is old, or new.
+    accepted, errors : int or float
+        Calibration images that are accepted, and the sum of their losses.
+    risk_estimate : float or None
+        The risk as estimated; of a range of mixtures, the largest.
+    risk_bound : float
+        The bound that is at most the wanted risk; 1 where there is none.
+    begins_at : int
+        Images of each group from which on a promise can exist at all: if all are accepted and correct.
+    likely_begins_at : int or None
+        The same if further images are lost as often as these; None if more images would not help.
+
+    Examples
+    --------
+    >>> from tcil import decisions
+    >>> rule = decisions.RiskThreshold(risk=0.2, mixture="as_sampled").fit([[0.9, 0.1]] * 100, [0] * 97 + [1] * 3)
+    >>> threshold, = rule.result_.thresholds
+    >>> threshold.group, round(threshold.threshold, 2), threshold.accepted, threshold.errors
+    ('all', 0.27, 100, 3.0)
+    """
+
+    group: str
+    threshold: float
+    verdict: DecisionVerdict
+    coverage: float
+    coverage_old: float | None
+    coverage_new: float | None
+    accepted: int
+    errors: float
+    risk_estimate: float | None
+    risk_bound: float
+    begins_at: int
+    likely_begins_at: int | None
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything is accepted at all."""
+        return self.threshold < math.inf
+
+
+@dataclass(frozen=True)
+class RiskThresholdResult(Record):
+    """What a threshold promises, and on what grounds.
+
+    Attributes
+    ----------
+    risk, confidence : float
+        As asked: with this probability over the draw of the images, the risk is at most this.
+    kind : PromiseKind
+        The grounds; "none" where no threshold exists.
+    verdicts : tuple of DecisionVerdict
+        What was found out about the images.
+    thresholds : tuple of GroupThreshold
+        One, or one for each predicted group.
+    n_old, n_new : int
+        Calibration images of each true group.
+    n_candidates : int
+        Thresholds that were tested for each group.
+    assumptions : tuple of str
+        All that the promise rests on.
+
+    Examples
+    --------
+    >>> from tcil import decisions
+    >>> rule = decisions.RiskThreshold(risk=0.05, mixture="as_sampled").fit([[0.9, 0.1]] * 20, [0] * 20)
+    >>> print(rule.result_.message)
+    No threshold keeps a risk of 5 % at confidence 90 % with 20 images; it begins at 92.
+    """
+
+    risk: float
+    confidence: float
+    kind: PromiseKind
+    verdicts: tuple[DecisionVerdict, ...]
+    thresholds: tuple[GroupThreshold, ...]
+    n_old: int
+    n_new: int
+    n_candidates: int
+    assumptions: tuple[str, ...]
+
+    @property
+    def message(self) -> str:
+        """The answer in words."""
+        sentences = []
+        for found in self.thresholds:
+            of = "" if found.group == ALL else f" for images predicted as {found.group}"
+            asked = f"a risk of {100 * self.risk:g} % at confidence {100 * self.confidence:g} %{of}"
+            if found.exists:
+                sentences.append(
+                    f"Accept from {found.threshold:.4g} on: {asked}, expected coverage {100 * found.coverage:.1f} %."
+                )
+                continue
+            both = self.n_old and self.n_new
+            have = f"{self.n_old} old and {self.n_new} new images" if both else f"{self.n_old + self.n_new} images"
+            if found.verdict is DecisionVerdict.TOO_FEW_IMAGES:
+                sentences.append(f"No threshold keeps {asked} with {have}; it begins at {found.begins_at}.")
+            elif found.likely_begins_at is None:
+                sentences.append(f"No threshold keeps {asked} with {have}; more images would not help.")
+            else:
+                sentences.append(
+                    f"No threshold keeps {asked} with {have}; it begins at about {found.likely_begins_at} images."
+                )
+        return " ".join(sentences)
+
+
+@dataclass(eq=False, kw_only=True)
+class RiskThreshold(DecisionRule[RiskThresholdResult]):
+    """Accept a prediction, or ask a person, so that the risk of what is accepted stays below a stated one.
+
+    The promise is a finite-sample one: with probability `confidence` over the draw of the calibration images, the risk
+    among accepted images is at most `risk`. It needs images of every group that it speaks of which neither the network
+    nor the calibrator has seen. Without such images of old classes there is no promise of this kind; see
+    `ModelBasedThreshold`.
+
+    Parameters
+    ----------
+    risk : float
+        The largest share of errors among accepted images; with `costs`, their largest mean cost.
+    confidence : float
+        The probability with which the promise holds, over the draw of the calibration images.
+    groups : {"pooled", "predicted"}
+        One threshold, or one each for images predicted as old and as new. The promises of both then hold together.
+    mixture : mapping, pair of mappings, "as_sampled" or None
+        Shares of old and new images that the rule will meet, such as {"old": 0.9, "new": 0.1}; two of them for all
+        mixtures in between. None: any mixture, which `groups="predicted"` cannot have. "as_sampled": the images are
+        one independent draw of what the rule will meet, and groups do not matter.
+    top_k : int
+        A prediction is correct if the true class is among the k likeliest.
+    costs : array (K, K), optional
+        `costs[true, decided]`. The decision is then the one of least expected cost.
+    design : {"independent", "stratified"}
+        How the images of a group were drawn; "stratified" for the same number of every class.
+    candidates : sequence of float, optional
+        Thresholds to try, chosen without the calibration images. Default: eleven from 0.27 to 1 - 1e-6.
+    search : {"holm", "sequence"}
+        How several candidates are tested. "sequence" takes them in order, the strictest first, and stops at the first
+        failure: put the first one where enough images are accepted.
+
+    Attributes
+    ----------
+    result_ : RiskThresholdResult
+        Thresholds, coverage, the kind of promise and its assumptions.
+    classes_, new_classes_ : tuple of int
+        The label of each column, and of the new ones.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tcil import decisions
+    >>> rng = np.random.default_rng(0)
+    >>> sure = rng.uniform(0.5, 1, 800)
+    >>> labels = np.where(rng.uniform(size=800) < sure, 0, 1)
+    >>> probs = np.stack([sure, 1 - sure], axis=1)
+    >>> rule = decisions.RiskThreshold(risk=0.2, confidence=0.9, mixture="as_sampled").fit(probs, labels)
+    >>> print(rule.result_.message)
+    Accept from 0.7311 on: a risk of 20 % at confidence 90 %, expected coverage 56.2 %.
+    >>> rule.accept([[0.9, 0.1], [0.6, 0.4]]).tolist(), rule.predict([[0.9, 0.1], [0.6, 0.4]]).tolist()
+    ([True, False], [0, 0])
+    """
+
+    result_type: ClassVar[type[Any]] = RiskThresholdResult
+
+    risk: float = 0.05
+    confidence: float = 0.9
+    groups: ThresholdGroups | str = ThresholdGroups.POOLED
+    mixture: Mixture = None
+    top_k: int = 1
+    costs: Any = None
+    design: Design | str = Design.INDEPENDENT
+    candidates: Sequence[float] | None = None
+    search: Search | str = Search.HOLM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.confidence = check_open_share(self.confidence, "confidence")
+        self.groups = ThresholdGroups.parse(self.groups, "groups")
+        self.design, self.search = Design.parse(self.design, "design"), Search.parse(self.search, "search")
+        self.top_k = whole_number(self.top_k, "top_k", 1)
+        if self.costs is None:
+            self.risk = check_open_share(self.risk, "risk")
+        else:
+            self.costs = checked_costs(self.costs)
+            most = max(map(max, self.costs))
+            if self.top_k > 1:
+                raise invalid("top_k", f"{self.top_k} with costs", "1: a cost is that of one decision")
+            if isinstance(self.risk, bool) or not isinstance(self.risk, int | float) or not 0 < self.risk < most:
+                raise invalid("risk", repr(self.risk), f"a mean cost above 0 and below {most:g}, the largest")
+        if self.candidates is not None:
+            self.candidates = _checked_candidates(self.candidates)
+        ends, words = mixture_ends(self.mixture)
+        if self.groups is ThresholdGroups.PREDICTED:
+            if ends is None:
+                return
+            if any(0.0 in end for end in ends):
+                raise invalid(
+                    "mixture",
+                    f"{words} with groups='predicted'",
+                    "shares above 0 of old and of new images, such as {'old': 0.9, 'new': 0.1}, or two of them",
+                    "Where one group may be absent, every image predicted into it is an error: no bound exists.",
+                )
+
+    def fit(
+        self,
+        probs: ArrayLike,
+        labels: ArrayLike,
+        new_classes: Iterable[Any] | None = None,
+        *,
+        classes: Iterable[Any] | None = None,
+        reference: ArrayLike | None = None,
+        ids: ArrayLike | None = None,
+        used_ids: ArrayLike | None = None,
+    ) -> Self:
+        """Find the lowest threshold that keeps the promise.
+
+        Parameters
+        ----------
+        probs : tensor or array (N, K)
+            Probabilities of images that neither the network nor the calibrator has seen.
+        labels : tensor or array (N,)
+            Their true classes.
+        new_classes : iterable of int, optional
+            The labels of the newest task. Needed unless the mixture is "as_sampled".
+        classes : iterable of int, optional
+            The label of each column. Default: 0 to K - 1.
+        reference : tensor or array (M, K), optional
+            Probabilities of other images, which may be unlabelled: candidate thresholds are taken from them. With
+            `search="sequence"` they also say where enough images are accepted to begin.
+        ids, used_ids : array of int, optional
+            Which images these are, and which were used before (to train, or to fit the calibrator). An image that is
+            in both is refused.
+
+        Returns
+        -------
+        Self
+            This rule, fitted.
+        """
+        self._check_options()
+        images = labelled_images(probs, labels, new_classes, classes, ids, used_ids)
+        n_classes = len(images.classes)
+        if self.top_k >= n_classes:
+            raise invalid("top_k", f"{self.top_k}", f"fewer than the {n_classes} classes")
+        if self.costs is not None:
+            checked_costs(self.costs, n_classes)
+        if reference is not None and self.candidates is not None:
+            raise invalid("reference", "reference images beside candidates", "one of the two")
+        action = Action(self.top_k, cast(Costs | None, self.costs))
+        ends, words = mixture_ends(self.mixture)
+        if new_classes is None and (ends is not None or self.groups is ThresholdGroups.PREDICTED):
+            advice = "Or say mixture='as_sampled' if the images are one draw of what the rule will meet."
+            raise invalid("new_classes", "None", "the labels of the newest task", advice)
+        counts = {OLD: int((~images.is_new).sum()), NEW: int(images.is_new.sum())}
+        for place, group in enumerate((OLD, NEW)):
+            if ends is not None and not counts[group] and any(end[place] for end in ends):
+                raise invalid(
+                    "labels",
+                    f"no image of {'an' if group == OLD else 'a'} {group} class",
+                    f"images of {group} classes that were not trained on, since the rule will meet such",
+                    "Without them only ModelBasedThreshold has an answer."
+                    if group == OLD
+                    else "Validation images that did not fit the calibrator will do.",
+                )
+        if self.design is Design.STRATIFIED:
+            halves = (images.is_new, ~images.is_new), (images.new, ~images.new)
+            everything = ([np.ones(len(images.columns), bool)], [np.ones(n_classes, bool)])
+            check_stratified(images, *(everything if ends is None else halves))
+        other = None if reference is None else as_probabilities(reference, "reference")
+        if other is not None and other.shape[1] != n_classes:
+            raise invalid("reference", f"{other.shape[1]} columns", f"{n_classes}, as probs has")
+        regions = (ALL,) if self.groups is ThresholdGroups.POOLED else (OLD, NEW)
+        search = _Found(self, action, images, (1.0 - self.confidence) / len(regions))
+        tried = {region: self._tried(action, images, other, region, counts) for region in regions}
+        found = tuple(search.threshold(region, tried[region]) for region in regions)
+        verdicts = [f.verdict for f in found if f.verdict is not DecisionVerdict.OK]
+        lossless = action.loss(images.probs, images.columns) == 0
+        for own in (images.is_new, ~images.is_new):
+            if own.sum() >= _MANY and lossless[own].all():
+                verdicts.append(DecisionVerdict.ALL_CORRECT)
+        result = RiskThresholdResult(
+            risk=float(self.risk),
+            confidence=self.confidence,
+            kind=PromiseKind.FINITE_SAMPLE if any(f.exists for f in found) else PromiseKind.NONE,
+            verdicts=tuple(dict.fromkeys(verdicts)) or (DecisionVerdict.OK,),
+            thresholds=found,
+            n_old=counts[OLD],
+            n_new=counts[NEW],
+            n_candidates=max(map(len, tried.values())),
+            assumptions=self._assumptions(words),
+        )
+        return self._fitted(images.classes, images.new, result)
+
+    def _tried(
+        self, action: Action, images: LabelledImages, reference: Floats | None, region: str, counts: Mapping[str, int]
+    ) -> Floats:
+        """Candidates in the order of the search, known without the calibration images."""
+        if reference is None:
+            return np.array(DEFAULT_CANDIDATES if self.candidates is None else self.candidates)
+        scores = action.score(reference)
+        if region != ALL:
+            scores = scores[action.decided_new(reference, images.new) == (region == NEW)]
+        if not len(scores):
+            given = f"no reference image that is predicted as {region}"
+            raise invalid("reference", given, "some of either group")
+        shares = np.arange(1, _N_REFERENCE + 1) / _N_REFERENCE
+        tried = np.unique(np.quantile(scores, 1 - shares, method="lower"))[::-1]
+        if self.search is not Search.SEQUENCE:
+            return tried
+        # The first one accepts twice what a promise needs at the least, as far as the reference can tell.
+        needed = math.log(1 - self.confidence) / math.log1p(-min(self.risk / action.unit, 1 - 1e-9))
+        least = min(n for n in counts.values() if n)
+        enough = [(scores >= t).mean() * least * len(scores) / len(reference) >= 2 * needed for t in tried]
+        return tried[enough.index(True) :] if any(enough) else tried[-1:]
+
+    def _assumptions(self, mixture: str) -> tuple[str, ...]:
+        return (
+            "the images were neither used to train the network nor to fit the calibrator",
+            f"images of a group: {Design(self.design).meaning}",
+            f"mixture: {mixture}",
+            "candidate thresholds were chosen without these images",
+            "network and calibrator stay as they are",
+        )
+
+    def accept(self, probs: ArrayLike) -> Any:
+        """Which predictions are accepted; for the others, ask a person.
+
+        Parameters
+        ----------
+        probs : tensor or array (N, K)
+            Probabilities from the same network and calibrator as in `fit`.
+
+        Returns
+        -------
+        tensor or array of bool (N,)
+            True where the prediction is accepted.
+        """
+        rows = self._rows(probs)
+        _, accepted = self._head()(torch.from_numpy(rows))
+        return answer(accepted, probs)
+
+    def predict(self, probs: ArrayLike) -> Any:
+        """What is decided for each image, accepted or not.
+
+        Parameters
+        ----------
+        probs : tensor or array (N, K)
+            Probabilities from the same network and calibrator as in `fit`.
+
+        Returns
+        -------
+        tensor or array of int (N,) or (N, top_k)
+            Labels; with `top_k` above 1, the likeliest first.
+        """
+        rows = self._rows(probs)
+        decided, _ = self._head()(torch.from_numpy(rows))
+        return answer(decided, probs)
+
+    def _head(self) -> nn.Module:
+        by_group = {found.group: found.threshold for found in self.result_.thresholds}
+        pair = (by_group.get(OLD, by_group.get(ALL, math.inf)), by_group.get(NEW, by_group.get(ALL, math.inf)))
+        action = Action(self.top_k, cast(Costs | None, self.costs))
+        return AcceptHead(action, self.classes_, self._fit_state[1], pair)
+
+    def _check_restored(self) -> None:
+        groups = [found.group for found in self.result_.thresholds]
+        if groups not in ([ALL], [OLD, NEW]) or any(math.isnan(found.threshold) for found in self.result_.thresholds):
+            raise ValueError(f"thresholds of the groups {groups}")
+
+
+# The search --------------------------------------------------------------------------------------------------
+
+
+def _test_of(rule: RiskThreshold, action: Action) -> RiskTest:
+    ends, _ = mixture_ends(rule.mixture)
+    plain = rule.top_k == 1 and rule.costs is None
+    return RiskTest(rule.risk / action.unit, ends, Design(rule.design), action.zero_one, plain)
+
+
+class _Found:
+    """The calibration images at hand, and the thresholds that they allow."""
+
+    def __init__(self, rule: RiskThreshold, action: Action, images: LabelledImages, error: float) -> None:
+        self.test, self.search, self.error = _test_of(rule, action), Search(rule.search), error
+        self.unit = action.unit
+        self.score = action.score(images.probs)
+        self.loss = action.loss(images.probs, images.columns)
+        self.is_new = images.is_new
+        self.said_new = action.decided_new(images.probs, images.new)
+
+    def threshold(self, region: str, tried: Floats) -> GroupThreshold:
+        """The best candidate for images that are predicted into this group."""
+        test, inside = self.test, np.ones(len(self.score), bool)
+        if region != ALL:
+            inside = self.said_new == (region == NEW)
+        rates, whole = self._rates(inside, tried), self._rates(inside, np.array([-np.inf]))
+        passed = self._passed(rates, region, len(tried))
+        level = self.error if self.search is Search.SEQUENCE else self.error / len(tried)
+        first = begins_at(test, region, level)
+        if not passed.any():
+            few = min(rate.n for group, rate in rates.items() if test.met(group) and rate.n) < first
+            return GroupThreshold(
+                group=region,
+                threshold=math.inf,
+                verdict=DecisionVerdict.TOO_FEW_IMAGES if few else DecisionVerdict.NONE_FOUND,
+                coverage=0.0,
+                coverage_old=0.0 if rates[OLD].n else None,
+                coverage_new=0.0 if rates[NEW].n else None,
+                accepted=0,
+                errors=0.0,
+                risk_estimate=None,
+                risk_bound=self.unit,
+                begins_at=first,
+                likely_begins_at=test.likely_begins_at(rates, region, level),
+            )
+        best = int(np.where(passed, tried, np.inf).argmin())
+        chosen = {group: rate.at(best) for group, rate in rates.items()}
+        shares = {
+            group: float(rate.accepted[0] / max(whole[group].accepted[0], 1e-300)) if rate.n else None
+            for group, rate in chosen.items()
+        }
+        return GroupThreshold(
+            group=region,
+            threshold=float(tried[best]),
+            verdict=DecisionVerdict.OK,
+            coverage=test.coverage(chosen, whole),
+            coverage_old=shares[OLD],
+            coverage_new=shares[NEW],
+            accepted=round(sum(float(rate.accepted[0]) for rate in chosen.values())),
+            errors=self.unit * sum(float(rate.lost[0]) for rate in chosen.values()),
+            risk_estimate=self.unit * test.estimate(chosen),
+            risk_bound=self.unit * float(test.bound(chosen, region, level)[0]),
+            begins_at=first,
+            likely_begins_at=None,
+        )
+
+    def _rates(self, inside: Bools, tried: Floats) -> dict[str, Rates]:
+        found = {}
+        for group, own in ((OLD, ~self.is_new), (NEW, self.is_new)):
+            rows = own & inside
+            accepted = self.score[rows][None, :] >= tried[:, None]
+            loss = self.loss[rows]
+            found[group] = Rates(int(own.sum()), accepted @ loss, accepted @ (1 - loss))
+        return found
+
+    def _passed(self, rates: Mapping[str, Rates], region: str, n: int) -> Bools:
+        if self.search is Search.SEQUENCE:
+            kept: Bools = np.logical_and.accumulate(self.test.bound(rates, region, self.error) <= self.test.risk)
+            return kept
+        passed = np.zeros(n, bool)
+        while not passed.all():  # Holm: what has passed leaves its share of the error to the rest
+            level = self.error / (n - passed.sum())
+            fresh = (self.test.bound(rates, region, level) <= self.test.risk) & ~passed
+            if not fresh.any():
+                break
+            passed |= fresh
+        return passed
+
+
+def _checked_candidates(given: Sequence[float]) -> tuple[float, ...]:
+    values = as_tensor(given, "candidates").double().tolist()
+    if not isinstance(values, list) or not values or not all(isinstance(v, float) for v in values):
+        raise invalid("candidates", f"{given!r:.60}", "a list of thresholds")
+    if not all(0 <= v <= 1 for v in values):
+        raise invalid("candidates", f"{given!r:.60}", "thresholds from 0 to 1")
+    if any(b >= a for a, b in itertools.pairwise(values)):
+        raise invalid("candidates", f"{given!r:.60}", "thresholds in falling order, the strictest first")
+    return tuple(values)
+
+
+def smallest_reserve(
+    risk: float,
+    confidence: float = 0.9,
+    *,
+    groups: ThresholdGroups | str = ThresholdGroups.POOLED,
+    mixture: Mixture = None,
+    design: Design | str = Design.INDEPENDENT,
+    n_candidates: int = len(DEFAULT_CANDIDATES),
+    search: Search | str = Search.HOLM,
+) -> int:
+    """The number of images of each group from which on a promise can exist: if all are accepted and correct.
+
+    Parameters
+    ----------
+    risk, confidence : float
+        What `RiskThreshold` will be asked for.
+    groups : {"pooled", "predicted"}
+        One threshold, or one for each predicted group.
+    mixture : mapping, pair of mappings, "as_sampled" or None
+        Shares of old and new images.
+    design : {"independent", "stratified"}
+        How the images of a group are drawn.
+    n_candidates : int
+        How many thresholds it will try.
+    search : {"holm", "sequence"}
+        How they are tested.
+
+    Returns
+    -------
+    int
+        Images of old classes, and as many of new ones; with mixture "as_sampled", of both together.
+
+    Examples
+    --------
+    >>> from tcil import decisions
+    >>> [decisions.smallest_reserve(risk, n_candidates=1) for risk in (0.05, 0.1, 0.2)]
+    [45, 22, 11]
+    >>> [decisions.smallest_reserve(risk) for risk in (0.05, 0.1, 0.2)]
+    [92, 45, 22]
+    """
+    rule = RiskThreshold(risk=risk, confidence=confidence, groups=groups, mixture=mixture, design=design, search=search)
+    n = whole_number(n_candidates, "n_candidates", 1)
+    regions = (ALL,) if rule.groups is ThresholdGroups.POOLED else (OLD, NEW)
+    test = _test_of(rule, Action(1, None))
+    error = (1.0 - rule.confidence) / len(regions)
+    level = error if rule.search is Search.SEQUENCE else error / n
+    return max(begins_at(test, region, level) for region in regions)

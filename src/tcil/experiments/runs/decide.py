@@ -1,0 +1,147 @@
+"""What a calibrator is worth for decisions: risk by coverage, and what rules promise beside what they achieve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import tcil
+from tcil.decisions import ConformalSets, Design, ModelBasedThreshold, PromiseKind, RiskThreshold
+from tcil.experiments.runs.entries import FinishedTask
+from tcil.experiments.runs.results import ALL, COVERAGES, NEW, OLD, DecisionFigures, RiskFigure, SetFigure
+
+RISKS = (0.05, 0.1, 0.2)
+ALPHA = 0.1
+Probabilities = Callable[[Tensor], Tensor]
+
+
+class WatchedTask(FinishedTask):
+    """A finished task that notes whether its reserve was read: what fits a calibrator cannot back its promises."""
+
+    @classmethod
+    def of(cls, task: FinishedTask) -> WatchedTask:
+        """The same task, watched."""
+        return cls(**{field.name: getattr(task, field.name) for field in fields(FinishedTask)})
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("reserve_"):
+            object.__setattr__(self, "_read", True)
+        return super().__getattribute__(name)
+
+    @property
+    def used_reserve(self) -> bool:
+        """Whether someone looked at the reserve."""
+        return getattr(self, "_read", False)
+
+
+def decision_figures(task: FinishedTask, probabilities: Probabilities, *, backed: bool) -> DecisionFigures:
+    """All figures of a row, on the test images. Finite-sample promises come from the reserve, if it is `backed`."""
+    probs, columns = probabilities(task.test_logits), task.test_columns
+    groups = tcil.metrics.predicted_groups(probs, task.new_columns)
+    curve = [tcil.metrics.risk_at_coverage(probs, columns, coverage, groups=groups) for coverage in COVERAGES]
+    truth = _Truth(probs.numpy(), columns.numpy(), task.new_columns)
+    risks = [figure for risk in RISKS for figure in truth.claimed(risk)]
+    sets = truth.claimed_sets()
+    if backed and len(task.reserve_columns):
+        reserve = probabilities(task.reserve_logits), task.reserve_columns
+        risks += [truth.promised(risk, *reserve) for risk in RISKS]
+        sets += truth.promised_sets(*reserve)
+    return DecisionFigures(
+        risk_by_coverage={
+            ALL: tuple(_short(score) for score in curve),
+            OLD: tuple(_short(score.by_group.get(OLD)) for score in curve),
+            NEW: tuple(_short(score.by_group.get(NEW)) for score in curve),
+        },
+        risks=tuple(risks),
+        sets=tuple(sets),
+    )
+
+
+class _Truth:
+    """The test images, on which promises are compared with what they achieve."""
+
+    def __init__(self, probs: Any, columns: Any, new_columns: range) -> None:
+        self.probs, self.columns, self.new_columns = probs, columns, new_columns
+        self.wrong = probs.argmax(1) != columns
+        self.is_new, self.said_new = (np.isin(some, new_columns) for some in (columns, probs.argmax(1)))
+
+    def claimed(self, risk: float) -> Iterable[RiskFigure]:
+        """Thresholds by what the probabilities claim, for all images and for either predicted group."""
+        for groups in ("pooled", "predicted"):
+            rule = ModelBasedThreshold(risk=risk, groups=groups, gammas=()).fit(self.probs, self.new_columns)
+            accepted = rule.accept(self.probs)
+            for found in rule.result_.thresholds:
+                yield self._figure(rule.result_.kind, found.group, risk, found.threshold, accepted, None)
+
+    def promised(self, risk: float, probs: Tensor, columns: Tensor) -> RiskFigure:
+        """One threshold for any mixture of old and new images, from the reserve."""
+        only_new = {OLD: 0.0, NEW: 1.0} if self.new_columns.start == 0 else None
+        rule = RiskThreshold(risk=risk, mixture=only_new, design=_design(columns)).fit(probs, columns, self.new_columns)
+        found = rule.result_.thresholds[0]
+        accepted = rule.accept(self.probs)
+        return self._figure(PromiseKind.FINITE_SAMPLE, ALL, risk, found.threshold, accepted, found.begins_at)
+
+    def _figure(
+        self, kind: PromiseKind, group: str, risk: float, threshold: float, accepted: Any, begins_at: int | None
+    ) -> RiskFigure:
+        inside = np.ones(len(self.wrong), bool) if group == ALL else self.said_new == (group == NEW)
+        taken = accepted & inside
+        return RiskFigure(
+            kind=str(kind),
+            group=group,
+            promised=risk,
+            threshold=None if np.isinf(threshold) else float(threshold),
+            achieved=_mean(self.wrong[taken]),
+            coverage=_mean(taken[inside]),
+            coverage_old=_mean(taken[~self.is_new]),
+            coverage_new=_mean(taken[self.is_new]),
+            begins_at=begins_at,
+        )
+
+    def claimed_sets(self) -> list[SetFigure]:
+        """The smallest sets that claim to hold the true class often enough."""
+        order = np.argsort(-self.probs, axis=1, kind="stable")
+        before = np.take_along_axis(self.probs, order, axis=1).cumsum(axis=1)
+        taken = np.concatenate([np.zeros((len(order), 1)), before[:, :-1]], axis=1) < 1 - ALPHA
+        sets = np.zeros(order.shape, bool)
+        np.put_along_axis(sets, order, taken, axis=1)
+        return self._sizes(PromiseKind.MODEL_BASED, sets)
+
+    def promised_sets(self, probs: Tensor, columns: Tensor) -> list[SetFigure]:
+        """Sets for old and new images apart, from the reserve."""
+        by = "group" if self.new_columns.start else "new"
+        rule = ConformalSets(alpha=ALPHA, by=by, design=_design(columns)).fit(probs, columns, self.new_columns)
+        return self._sizes(PromiseKind.FINITE_SAMPLE, rule.predict(self.probs))
+
+    def _sizes(self, kind: PromiseKind, sets: Any) -> list[SetFigure]:
+        hit = sets[np.arange(len(self.columns)), self.columns]
+        return [
+            SetFigure(
+                kind=str(kind), group=group, promised=1 - ALPHA, achieved=_mean(hit[rows]), size=_size(sets[rows])
+            )
+            for group, rows in ((OLD, ~self.is_new), (NEW, self.is_new))
+            if rows.any()
+        ]
+
+
+def _design(columns: Tensor) -> Design:
+    """A reserve of a run has the same number of images of every class; an imported one may not."""
+    counts = torch.bincount(columns)
+    return Design.STRATIFIED if bool((counts == counts[0]).all()) else Design.INDEPENDENT
+
+
+def _mean(values: Any) -> float | None:
+    return round(float(values.mean()), 5) if len(values) else None
+
+
+def _size(sets: Any) -> float:
+    return round(float(sets.sum(1).mean()), 4)
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or np.isnan(value) else round(float(value), 5)

@@ -1,0 +1,86 @@
+"""Options of an estimator by name, as in scikit-learn: what calibrators and decision rules share."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any, Self
+
+from tcil.foundation.errors import unknown_name
+
+
+class Parameterised:
+    """A dataclass whose fields are options: `get_params`, `set_params`, `clone`, and a `repr` of what was changed."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # dataclass() would write another one
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The options by name, as in scikit-learn.
+
+        Parameters
+        ----------
+        deep : bool
+            For scikit-learn's sake; no option has options of its own.
+
+        Returns
+        -------
+        dict
+            Every option and its value.
+        """
+        return {field.name: getattr(self, field.name) for field in _fields(self) if field.init}
+
+    def set_params(self, **options: Any) -> Self:
+        """Change options by name; they hold from the next `fit` on. If one is refused, none is changed.
+
+        Parameters
+        ----------
+        **options
+            Options of the constructor.
+
+        Returns
+        -------
+        Self
+            This estimator.
+        """
+        known = self.get_params()
+        for name in options:
+            if name not in known:
+                raise unknown_name(f"option of {type(self).__name__}", name, known)
+        checked = type(self)(**{**known, **options})
+        for name in known:
+            setattr(self, name, getattr(checked, name))
+        return self
+
+    def clone(self) -> Self:
+        """An estimator with the same options that is not fitted; `sklearn.base.clone` gives the same.
+
+        Returns
+        -------
+        Self
+            A new estimator.
+        """
+        return type(self)(**self.get_params())
+
+    def __repr__(self) -> str:
+        defaults = {field.name: _default(field) for field in _fields(self)}
+        changed = {name: value for name, value in self.get_params().items() if value != defaults[name]}
+        shown = (f"{name}={str(value) if isinstance(value, str) else value!r}" for name, value in changed.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _check_options(self) -> None:
+        """Check options that were assigned since, as the constructor does; `fit` begins with it."""
+        checked = copy.copy(self)
+        checked.__post_init__()  # type: ignore[attr-defined]  # every estimator has one
+        for field in _fields(self):
+            setattr(self, field.name, getattr(checked, field.name))
+
+
+def _fields(estimator: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(estimator)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
