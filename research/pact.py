@@ -1,6 +1,6 @@
 """PACT and PACT-R on development and final worlds: docs/pact-protocol.md, docs/pact.md.
 
-    python -m research.pact train RUNS            # the final worlds, in order; resumable
+python -m research.pact train RUNS            # the final worlds, in order; resumable
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ class StudyOptions:
             "--set", help="any other, see 'tcil settings': --set epochs=10 --set learner_options.head=growing"
         ),
     ] = None
-    reserve: Annotated[float | None, typer.Option(help="kept out of training: a share of the memory, or images a class")] = None
+    reserve: Annotated[
+        float | None, typer.Option(help="kept out of training: a share of the memory, or images a class")
+    ] = None
     precision: Precision = None
 
     def runs(self) -> list[RunSettings]:

@@ -66,7 +66,10 @@ class RunSettings(BaseModel):
     validation: Count = Field(40, ge=0, description="validation images of a new task in all")
     validation_pool: Count = Field(80, ge=0, description="held-out images of a new task in all, validation included")
     reserve: float = Field(
-        0.0, ge=0, le=10_000, description="kept out of training: a share of the memory, or (from 1 on) images of a class"
+        0.0,
+        ge=0,
+        le=10_000,
+        description="kept out of training: a share of the memory, or (from 1 on) images of a class",
     )
     seed: TrainingSeed = Field(1, description="training: initialisation, batches, augmentation, memory")
     validation_seed: Seed = Field(1, ge=0, description="which images are held out; 'seed': as the seed")

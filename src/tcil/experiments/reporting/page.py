@@ -24,7 +24,9 @@ from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.errors import invalid
 from tcil.foundation.files import open_regular, replace_file
 
-CURVES = ("vanilla", "ts", "ets", "irm", "perturb-ts", "t-cil", "pact", "first-task-ts", "reserve-ts", "optimal-ts")
+CURVES = (
+    "vanilla", "ts", "ets", "irm", "perturb-ts", "t-cil", "pact", "first-task-ts", "reserve-ts", "pact-r", "optimal-ts",
+)  # fmt: skip
 TEMPERATURES = ("ts", "first-task-ts", "t-cil", "optimal-ts")
 BEFORE_AFTER = ("vanilla", "ts", "t-cil", "pact", "optimal-ts")
 LEAD = (

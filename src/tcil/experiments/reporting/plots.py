@@ -24,7 +24,7 @@ COLOURS = {
     "vanilla": "#7f7f7f", ALL_DATA: "#8f8f8f", "ts": "#1f77b4", "ets": "#17a2b8", "irm": "#2ca02c",
     "perturb-ts": "#8c564b", "t-cil": "#d62728", "pact": "#ff7f0e", "first-task-ts": "#9467bd",
     "exemplar-ts": "#e0a030", "optimal-ts": "#111111", "optimal-group-ts": "#555555", "reserve-ts": "#006d5b",
-    "reserve-group-ts": "#7fb800",
+    "reserve-group-ts": "#7fb800", "pact-r": "#b35806",
 }  # fmt: skip
 BANDS = ("vanilla", "ts", "t-cil", "optimal-ts")  # more would hide each other
 MARKERS = "osD^vP*Xhd<>p"
