@@ -130,8 +130,8 @@ class PACT(Calibrator[PACTResult]):
     same images are there again after the next task.
 
     Where label shift is more than three errors away from what is believed by then, it is trusted so much less that it
-    is three: old and new classes then hardly overlap in the images at hand, and their mean odds miss the tail that would
-    matter. Where another piece is, the verdict is `out_of_depth`.
+    is three: old and new classes then hardly overlap in the images at hand, and their mean odds miss the tail that
+    would matter. Where another piece is, the verdict is `out_of_depth`.
 
     The prediction stays: its confidence is q of the predicted class (or 1 / K if q is below), and the other classes
     share the rest as in q, or more evenly where one of them would overtake it. With `keep_predictions=False` q itself

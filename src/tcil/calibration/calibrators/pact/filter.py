@@ -51,8 +51,8 @@ class Belief:
 class BiasBelief:
     """The bias, and by how much the surrogate is off in it: a Kalman filter of two numbers.
 
-    The offset belongs to the learner and stays from task to task, so that label shift and the reserve, which do not have
-    it, teach it, and the surrogate is worth more with every task.
+    The offset belongs to the learner and hardly changes from task to task. Label shift, which does not have it, teaches
+    it, so that the surrogate is worth more with every task.
     """
 
     mean: float
