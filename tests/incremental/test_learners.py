@@ -494,8 +494,8 @@ class TestBiC:
     def test_what_is_held_out_is_never_trained_on_and_stays_so(self, digits):
         learner, data = two_tasks("bic", digits, **self.HELD)
         learner.begin_task(data)
-        assert learner.stages(data) == ("train", "correct")
-        first, second = (learner.stage(n, data, MAIN, torch.Generator()) for n in ("train", "correct"))
+        assert learner.stages(data) == ("train", "finetune")
+        first, second = (learner.stage(n, data, MAIN, torch.Generator()) for n in ("train", "finetune"))
         trained, tuned = set(first.rows.tolist()), set(second.rows.tolist())
         assert not trained & tuned
         assert trained | tuned <= set(data.all_rows.tolist())
@@ -519,10 +519,10 @@ class TestBiC:
         learner.begin_task(data)
         with torch.no_grad():
             learner.model.fc.bias[2:4] += 3  # new classes are favoured
-        stage = learner.stage("correct", data, MAIN, torch.Generator())
+        stage = learner.stage("finetune", data, MAIN, torch.Generator())
         x = Pixels(digits).plain(digits.train, stage.rows)
         y, fixed = data.column_of_row[stage.rows], copy.deepcopy(learner.model.state_dict())
-        before = float(stage.loss(stage.embed(x), y))
+        before = float(stage.loss(stage.embed(x), y).detach())
         train_stage(
             learner.model, stage, dataclasses.replace(digits, padding=0, flip=False), data.column_of_row, batch_size=32,
             optimizer=OptimizerKind.SGD, generator=torch.Generator().manual_seed(0), state=EpochState(),
@@ -530,7 +530,7 @@ class TestBiC:
         )  # fmt: skip
         after = learner.model.state_dict()
         assert all(torch.equal(fixed[name], after[name]) for name in fixed if name != "correction")
-        assert float(stage.loss(stage.embed(x), y)) < before
+        assert float(stage.loss(stage.embed(x), y).detach()) < before
         assert float(after["correction"][1]) < 0
 
     def test_folded_head_gives_the_corrected_logits(self):

@@ -60,11 +60,11 @@ class BiC(Learner):
 
     def stages(self, task: TaskData) -> tuple[str, ...]:
         """The names of this task's stages: no correction where no image of an old class is held out."""
-        return ("train", "correct") if task.old and len(self._balanced(task)) else ("train",)
+        return ("train", "finetune") if task.old and len(self._balanced(task)) else ("train",)
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
         """Build a stage when its turn comes; `schedule` is the run's main one."""
-        if name == "correct":
+        if name == "finetune":
             return self._correct(name, task)
         teacher, share = self.teacher, task.old / task.seen
         rows = task.all_rows if task.old == 0 else task.all_rows[~self._held(task, task.all_rows)]
