@@ -41,7 +41,7 @@ SETTINGS = st.one_of(
                      "tasks=[]", "tasks=[1,2]", "tasks={}", "dataset=5", "learner=null", "lr=NaN", "lr=Infinity",
                      "lr=-1", "milestones=5", "seeds=[]", "seeds=5", "seeds=[null]", "learners=x", "classes=1",
                      "preset=no",
-                     "validation=true", "memory=1.5", "optimizer=x", "reserve=1", "preset={}", "dataset=[/b]"]),
+                     "validation=true", "memory=1.5", "optimizer=x", "reserve=1.5", "preset={}", "dataset=[/b]"]),
     st.tuples(WORDS, WORDS).map("=".join),
 )  # fmt: skip
 OPTIONS = {

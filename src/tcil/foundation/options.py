@@ -138,6 +138,11 @@ class Verdict(Option):
     )
     NOT_IDENTIFIED = "not_identified", "the data identify no temperature; the model is left as it is"
     REMEMBERED = "remembered", "this task's data identify no temperature; what earlier tasks left is used"
+    OUT_OF_DEPTH = (
+        "out_of_depth",
+        "the pieces of evidence contradict each other by more than their errors: do not trust these confidences without"
+        " a check on held-out data of old classes",
+    )
     UNIFORM = (
         "uniform",
         "the ensemble puts all its weight on the uniform distribution: the prediction leads by a rounding error only,"

@@ -17,12 +17,14 @@ VARIANTS = {
     "growing": {"head": "growing"},
     "cycle": {"shape": "one-cycle"},
 }
-# A head that is clamped; features that are kept; a loss that is scaled.
-OTHERS = [("wa", {"restrict_head": True}), ("der", {"crop": 0}), ("er", {"precision": "fp16"})]
+# A head that is clamped; features that are kept; a loss that is scaled; a parameter that comes and goes.
+OTHERS = [
+    ("wa", {"restrict_head": True}), ("der", {"crop": 0}), ("er", {"precision": "fp16"}), ("bic", {"held_out": 0.3}),
+]  # fmt: skip
 
 
 def short(learner, optimizer="sgd", lr=0.1, shape="steps", crop=None, precision="fp32", **options):
-    if learner in ("eeil", "der"):
+    if learner in ("eeil", "der", "bic"):
         options |= {"finetune_epochs": TUNING, "finetune_milestones": [1]}
     return build(
         {
@@ -37,7 +39,7 @@ def places(learner):
     """Where a run has just stored something: (task, stage, epochs done), and (task, "done", 1) with the results."""
     for task in range(TASKS):
         yield from ((task, "train", epoch) for epoch in range(1, EPOCHS + 1))
-        if task > 0 and learner in ("eeil", "der"):
+        if task > 0 and learner in ("eeil", "der", "bic"):
             yield from ((task, "finetune", epoch) for epoch in range(1, TUNING + 1))
         yield task, "done", 1
 
@@ -92,9 +94,9 @@ def test_resuming_gives_the_same_bytes(learner, variant, digits, tmp_path):
     Run(settings, tmp_path / "whole", dataset=digits).execute(CALIBRATORS)
     results = restart_until_it_ends(settings, tmp_path / "cut", digits, stop, stops, len(expected))
     assert stops == expected
-    assert len(stops) == {"er": 9, "wa": 9, "eeil": 13, "der": 13}[learner]
+    assert len(stops) == {"er": 9, "wa": 9, "eeil": 13, "der": 13, "bic": 13}[learner]
     tuned = [task for task, stage, _ in stops if stage == "finetune"]
-    assert tuned == ([1, 1, 2, 2] if learner in ("eeil", "der") else [])
+    assert tuned == ([1, 1, 2, 2] if learner in ("eeil", "der", "bic") else [])
     assert results is not None
     assert_same_files(contents(tmp_path / "cut"), contents(tmp_path / "whole"))
 

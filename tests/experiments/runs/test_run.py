@@ -21,7 +21,7 @@ from tcil.experiments.runs.importing import import_run
 from tcil.experiments.runs.reasons import NotApplicableReason
 from tcil.experiments.runs.run import Run
 from tcil.experiments.runs.store import RunFolder
-from tcil.experiments.runs.tasks import EXEMPLARS, RESERVE, check_indices, make_stream, task_generator
+from tcil.experiments.runs.tasks import EXEMPLARS, RESERVE, check_indices, make_stream, share_of, task_generator
 from tcil.incremental.data.datasets import load_dataset
 from tcil.incremental.learners import LEARNERS
 
@@ -292,6 +292,20 @@ def test_no_stage_draws_what_the_memory_draws(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(LEARNERS["er"], "stages", lambda self, task: tuple(map(str, range(9))))
     with pytest.raises(ValueError, match="learner: got 'er' with 9 stages in a task; expected at most 8 stages"):
         Run(short(), tmp_path / "run", dataset=digits).execute(["vanilla"])
+
+
+@pytest.mark.parametrize(
+    ("reserve", "seen", "shares"),
+    [(0.0, 4, (20, 0)), (0.1, 4, (18, 2)), (0.01, 4, (19, 1)), (2, 4, (18, 2)), (2, 8, (8, 2)), (1, 40, (1, 1))],
+)
+def test_reserve_is_a_share_or_images_of_a_class(reserve, seen, shares):
+    assert share_of(short(reserve=reserve, memory=80), seen) == shares
+
+
+@pytest.mark.parametrize("reserve", [-0.1, 1.5, 1e5])
+def test_reserve_out_of_range(reserve):
+    with pytest.raises(ValueError, match="reserve"):
+        short(reserve=reserve)
 
 
 def test_reserve_is_never_trained_on(digits, tmp_path):

@@ -479,6 +479,7 @@ def warn_of(result: TCILResult, who: str, scales: str) -> None:
         Verdict.IMBALANCE_BELOW_ONE: "new classes / old ones is expected",
         Verdict.NOT_IDENTIFIED: f"valid: {result.n_valid} rows",
         Verdict.TARGET_JUMPED: f"{result.n_new_exemplars} new exemplars",
+        Verdict.OUT_OF_DEPTH: f"valid: {result.n_valid} rows",
     }
     for verdict in result.verdicts:
         if verdict in details:

@@ -69,7 +69,9 @@ class StudyOptions:
             "--set", help="any other setting of 'tcil settings': --set epochs=10 --set learner_options.head=growing"
         ),
     ] = None
-    reserve: Annotated[float | None, typer.Option(help="share of the memory kept out of training")] = None
+    reserve: Annotated[
+        float | None, typer.Option(help="kept out of training: a share of the memory, or images a class")
+    ] = None
     precision: Precision = None
 
     def runs(self) -> list[RunSettings]:

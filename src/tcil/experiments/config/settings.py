@@ -65,7 +65,12 @@ class RunSettings(BaseModel):
     memory: Count = Field(60, ge=1, description="exemplars of all old classes together")
     validation: Count = Field(40, ge=0, description="validation images of a new task in all")
     validation_pool: Count = Field(80, ge=0, description="held-out images of a new task in all, validation included")
-    reserve: float = Field(0.0, ge=0, lt=1, description="share of the memory kept out of training")
+    reserve: float = Field(
+        0.0,
+        ge=0,
+        le=10_000,
+        description="kept out of training: a share of the memory, or (from 1 on) images of a class",
+    )
     seed: TrainingSeed = Field(1, description="training: initialisation, batches, augmentation, memory")
     validation_seed: Seed = Field(1, ge=0, description="which images are held out; 'seed': as the seed")
     image_side: int | None = Field(
@@ -105,6 +110,8 @@ class RunSettings(BaseModel):
     def _consistent(self) -> RunSettings:
         if self.validation_pool < self.validation:
             raise ValueError(f"validation_pool is {self.validation_pool}, less than validation, {self.validation}")
+        if self.reserve > 1 and self.reserve != int(self.reserve):
+            raise ValueError(f"reserve is {self.reserve}; a share below 1 or a whole number of images is expected")
         sizes = (self.tasks,) if isinstance(self.tasks, int) else self.tasks
         if not sizes or min(sizes) < 1:
             raise ValueError(f"tasks is {self.tasks}; a number of tasks or their sizes, each at least 1, is expected")

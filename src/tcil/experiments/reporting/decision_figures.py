@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -96,7 +97,7 @@ def _chart(
         Legend(titles[name].title, colour(name), shape(name), titles[name].title, dashed=titles[name].block != RANKED)
         for name in names
     ]
-    ends = [columns[0], *((a + b) / 2 for a, b in zip(columns, columns[1:], strict=False)), columns[-1]]
+    ends = [columns[0], *((a + b) / 2 for a, b in pairwise(columns)), columns[-1]]
     touch = [
         {"from": ends[place], "to": ends[place + 1], "tip": tip(f"{axes[0].removesuffix(', %')} {column:g} %", lines)}
         for place, (column, lines) in enumerate(zip(columns, told, strict=True))

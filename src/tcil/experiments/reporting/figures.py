@@ -32,7 +32,14 @@ from tcil.experiments.runs.catalogue import ALL_DATA, CATALOGUE, Heading, in_ord
 from tcil.experiments.runs.results import RANKED, Bins
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
-AT_FIRST = ("vanilla", "ts", "t-cil", "pact", "optimal-ts")  # the others of the catalogue are switched on by hand
+AT_FIRST = (
+    "vanilla",
+    "ts",
+    "t-cil",
+    "pact",
+    "pact-r",
+    "optimal-ts",
+)  # the others of the catalogue are switched on by hand
 BANDS = ("vanilla", "ts", "t-cil", "optimal-ts")  # more would hide each other
 TEMPERATURES = ("ts", "first-task-ts", "t-cil", "optimal-ts")
 GROUP_TITLES = {"all": "all images", "old": "predicted old", "new": "predicted new"}

@@ -11,7 +11,7 @@ COLOURS = {
     ALL_DATA: "#a08b73", "vanilla": "#7d8590", "ts": "#2f7fd1", "ets": "#0e9aa7", "irm": "#3a9b3a",
     "perturb-ts": "#a06a4c", "t-cil": "#d9363e", "pact": "#e07b00", "first-task-ts": "#9a6fd0",
     "exemplar-ts": "#b8901a", "optimal-ts": INK, "optimal-group-ts": "#667384", "reserve-ts": "#0b8a72",
-    "reserve-group-ts": "#7a9e00",
+    "reserve-group-ts": "#7a9e00", "pact-r": "#b35806",
 }  # fmt: skip
 OTHERS = ("#c2559d", "#5b6ee1", "#8a7d00", "#00879e", "#b0563a", "#6d8f3c")  # of calibrators that are not ours
 GROUPS = {"all": INK, "old": "#2f7fd1", "new": "#e07b00"}

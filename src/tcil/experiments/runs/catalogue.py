@@ -44,6 +44,7 @@ CATALOGUE = {
         "one temperature per predicted group, old or new, with a reserve of old-task data",
         OLD_DATA,
     ),
+    "pact-r": Description("PACT-R", "PACT with a reserve of old-task data (ours)", OLD_DATA),
 }
 
 

@@ -45,8 +45,8 @@ class FinishedTask:
         The same of the exemplars, and of held-out images of old classes; empty where there are none.
     model : torch.nn.Module or None
         The network; None where logits alone were imported.
-    memory, valid : pair of tensors or None
-        Images and columns of the exemplars and of the validation set.
+    memory, valid, reserve : pair of tensors or None
+        Images and columns of the exemplars, of the validation set and of the reserve.
     imbalance : float or None
         Training images of a new class for each one of an old class.
     history : dict
@@ -81,6 +81,7 @@ class FinishedTask:
     imbalance: float | None = None  # training images of a new class for each one of an old class
     history: Mapping[str, JsonObject] = field(default_factory=dict)
     remembered: JsonObject | None = None  # history of the calibrator that is being fitted
+    reserve: Labelled | None = None
 
     @property
     def seen(self) -> range:
@@ -179,6 +180,18 @@ def _pact(task: FinishedTask, **options: Any) -> Calibrator:
     )
 
 
+def _pact_r(task: FinishedTask, **options: Any) -> Calibrator:
+    model, memory, valid = _needs_images(task)
+    if task.reserve is None:
+        raise NotApplicable(NotApplicableReason.NEEDS_RESERVE)
+    if task.imbalance is None and task.index > 0:
+        raise NotApplicable(NotApplicableReason.NEEDS_COUNTS)
+    return tcil.PACT(**options).fit(
+        model, memory, valid, task.new_columns, classes=task.seen, imbalance=task.imbalance, reserve=task.reserve,
+        history=task.remembered,
+    )  # fmt: skip
+
+
 def _first_task(task: FinishedTask, **options: Any) -> Calibrator:
     history = task.remembered
     if history is None and task.index > 0:
@@ -262,6 +275,7 @@ CALIBRATORS: dict[str, Entry] = dict(
         _entry("optimal-group-ts", _on_groups(_test)),
         _entry("reserve-ts", lambda task: _TS().fit(*_reserve(task))),
         _entry("reserve-group-ts", _on_groups(_reserve)),
+        _entry("pact-r", _pact_r, tcil.PACT, lambda _, fitted: _pact_interval(fitted.result_)),
     ]
 )
 

@@ -355,7 +355,7 @@ class StoredSettings(StoredRecord):
     validation: Count | None = None
     validation_pool: Count | None = None
     epochs: Count | None = None
-    reserve: Share | None = None
+    reserve: Amount | None = None
     tasks: JsonValue = None
     image_side: Count | None = None
     train_per_class: Count | None = None

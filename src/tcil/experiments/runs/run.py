@@ -244,6 +244,7 @@ class Run:
         logits = TaskLogits.read(self.store, task.index) if logits is None else logits
         valid = task.valid if valid is None else valid
         pixels, train, columns = Pixels(self.dataset), self.dataset.train, self.stream.columns
+        spare = memory.reserve_rows
         return FinishedTask(
             task.index,
             task.columns,
@@ -257,6 +258,7 @@ class Run:
             valid=(pixels.plain(train, valid), columns[valid]) if len(valid) else None,
             imbalance=memory.imbalance(task),
             history=history,
+            reserve=(pixels.plain(train, spare), columns[spare]) if len(spare) else None,
         )
 
     def stored_result(self, task: int, whole: RunResult | None) -> TaskResult | None:

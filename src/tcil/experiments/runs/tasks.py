@@ -47,7 +47,10 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
 def share_of(settings: RunSettings, seen: int) -> tuple[int, int]:
     """Exemplars and reserved images of each class, when so many classes have been seen."""
     share = settings.memory // seen
-    held = max(1, round(settings.reserve * share)) if settings.reserve else 0
+    if settings.reserve >= 1:
+        held = int(settings.reserve)
+    else:
+        held = max(1, round(settings.reserve * share)) if settings.reserve else 0
     return share - held, held
 
 

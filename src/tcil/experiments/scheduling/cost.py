@@ -120,7 +120,7 @@ def count_passes(settings: RunSettings, sizes: Sequence[int], rows: Sequence[int
         share = share_of(settings, seen)[0] if seen else 0
         every, balanced = own + share * seen, share * (seen + classes)
         stages: dict[str, float] = {"train": epochs * every}
-        if seen and settings.learner in ("eeil", "wa"):
+        if seen and settings.learner in ("eeil", "wa", "bic"):
             stages["train"] += FORWARD * epochs * every
         if seen and settings.learner == "eeil":
             stages["finetune"] = (1 + FORWARD) * tuning * balanced

@@ -1,10 +1,14 @@
-"""PACT: prior-adjusted confidence, tracked from task to task. One temperature, and one correction for rehearsal."""
+"""PACT: prior-adjusted confidence, tracked from task to task. One temperature, and one correction for rehearsal.
+
+With a reserve, a few images of old classes that were never trained on, it is PACT-R.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -14,16 +18,17 @@ from tcil.calibration.calibrators.base import Calibrator
 from tcil.calibration.calibrators.fitted import History
 from tcil.calibration.calibrators.maps import CalibrationMap, PriorAdjustedMap
 from tcil.calibration.calibrators.pact.constants import MEASURED, PACTConstants
-from tcil.calibration.calibrators.pact.evidence import PACTEvidence
+from tcil.calibration.calibrators.pact.evidence import Labelled, PACTEvidence
 from tcil.calibration.calibrators.pact.filter import PACTFilter, check_history
 from tcil.calibration.calibrators.pact.imbalance import Imbalance, imbalance_ratio, parse_imbalance
 from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult, warn_of
 from tcil.calibration.exemplars import as_new_classes, check_coverage
-from tcil.calibration.inputs.classifier import weights_hash
+from tcil.calibration.inputs.classifier import Classifier, weights_hash
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.features import FeatureSpec
+from tcil.calibration.prediction import stream_logits
 from tcil.foundation import random_state
-from tcil.foundation.arrays import classes_and_columns
+from tcil.foundation.arrays import check_own_unmasked, classes_and_columns, label_columns, pick_columns
 from tcil.foundation.errors import invalid
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
@@ -39,8 +44,8 @@ _OF_THE_SEARCH = frozenset(
 class PACTResult(Record):
     """What PACT found: softmax(z / temperature + bias for old classes) is honest where classes are equally frequent.
 
-    The errors are standard errors by the filter, as good as its constants: on networks like those that these were
-    measured on they are right, on noisy digits half of what they should be (docs/beyond.md).
+    The errors are standard errors by the filter, as good as its constants (docs/pact.md has how they compare with the
+    truth).
 
     Attributes
     ----------
@@ -56,6 +61,8 @@ class PACTResult(Record):
         What the answer was weighed from, "history" first.
     t_cil : TCILResult
         The run of T-CIL inside.
+    n_reserve : int
+        Images of old classes in the reserve.
 
     Examples
     --------
@@ -86,6 +93,7 @@ class PACTResult(Record):
     verdicts: tuple[Verdict, ...]
     evidence: tuple[PACTEvidence, ...]
     t_cil: TCILResult
+    n_reserve: int = 0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -107,15 +115,23 @@ class PACT(Calibrator[PACTResult]):
        known by then, that is one equation for b; what is not known of T adds to its error.
 
     The error of each is its sampling error (the sandwich estimate; for the surrogate also that of the validation
-    temperature which sets T-CIL's magnitude) and a measured constant (`PACTConstants`). They are combined, in this
-    order, with what earlier tasks left (`history`), each weighed by its precision: a Kalman filter for log T and one
-    for b. Before any evidence log T is 0 +- 1 (where the validation temperature is beyond e^2 or e^-2: that much
-    farther), and b, at the first task with old classes, has the mean and variance of a uniform one between 0 and
-    log(imbalance), and a measured variance beside. From task to task b moves by half the change of log(imbalance), and
-    both drift by measured constants. A piece that its data do not identify is left out (the new classes where their
-    error is above 1), and so is label shift where it is more than three errors from what is believed by then: old and
-    new classes then hardly overlap in the images at hand, and their mean odds miss the tail that would matter. Pieces
-    share their validation set, which the filter does not know.
+    temperature which sets T-CIL's magnitude) and a measured constant (`PACTConstants`). The surrogate's b has an offset
+    beside, which is the learner's, unknown at first, and learned from task to task by what label shift says. All are
+    combined, in this order, with what earlier tasks left (`history`), each weighed by its precision: a Kalman filter
+    for log T and one for b and the offset. Before any evidence log T is 0 +- 1 (where the validation temperature is
+    beyond e^2 or e^-2: that much farther), and b, at the first task with old classes, has the mean and variance of a
+    uniform one between 0 and log(imbalance), and a measured variance beside. From task to task b moves by half the
+    change of log(imbalance), and all drift by measured constants. A piece that its data do not identify is left out
+    (the new classes where their error is above 1). Pieces share their validation set, which the filter does not know.
+
+    With `reserve`, a few images of old classes that were never trained on (one or two a class are enough to help), the
+    method is PACT-R: the likelihood of q on reserve and validation set, every class counting equally, is combined with
+    all that is known by then, with its sampling error alone. The history stays that without the reserve, because the
+    same images are there again after the next task.
+
+    Where label shift is more than three errors away from what is believed by then, it is trusted so much less that it
+    is three: old and new classes then hardly overlap in the images at hand, and their mean odds miss the tail that
+    would matter. Where another piece is, the verdict is `out_of_depth`.
 
     The prediction stays: its confidence is q of the predicted class (or 1 / K if q is below), and the other classes
     share the rest as in q, or more evenly where one of them would overtake it. With `keep_predictions=False` q itself
@@ -207,6 +223,7 @@ class PACT(Calibrator[PACTResult]):
         new_classes: Iterable[Any],
         *,
         imbalance: Imbalance | None = None,
+        reserve: Examples | None = None,
         history: History | None = None,
         classes: Iterable[Any] | None = None,
         columns: Iterable[Any] | None = None,
@@ -214,7 +231,7 @@ class PACT(Calibrator[PACTResult]):
         unpack: Unpack | None = None,
         max_batches: int = MAX_BATCHES,
     ) -> Self:
-        """Fit after a task. `imbalance` and `history` are PACT's own; the other arguments are those of `TCIL.fit`.
+        """Fit after a task. `imbalance`, `reserve` and `history` are PACT's own, the others those of `TCIL.fit`.
 
         Parameters
         ----------
@@ -231,6 +248,9 @@ class PACT(Calibrator[PACTResult]):
             an array over the classes. Count what training saw, not what is stored: loaders often oversample the
             memory, and then 25 exemplars that were each drawn four times are 100. Not needed after the first task,
             where there are no old classes.
+        reserve : pair of tensors or arrays, Dataset or DataLoader, optional
+            Images of old classes that were never trained on, with their labels. Those of new classes are not used: the
+            validation set serves them.
         history : dict, optional
             `history_` of the PACT of the task before; without it nothing is remembered.
         classes, columns : iterable of int, optional
@@ -251,19 +271,24 @@ class PACT(Calibrator[PACTResult]):
         given = parse_imbalance(imbalance)
         _check_history_of(model, history)
         new = as_new_classes(new_classes)
-        names, _ = classes_and_columns(classes, columns)
-        with random_state.preserved(memory, valid):
-            if not isinstance(given, float):  # what is wrong with it is told before any work
-                stream = ExampleStream(memory, "memory", batch_size=self.batch_size, unpack=unpack)
-                if stream.labels is not None:
-                    names = check_coverage(stream.labels.unique(), names, new, stream.doubt)
+        names, places = classes_and_columns(classes, columns)
+        with random_state.preserved(memory, valid, reserve):
+            stream = partial(ExampleStream, batch_size=self.batch_size, unpack=unpack, max_batches=max_batches)
+            spare = None if reserve is None else stream(reserve, "reserve")
+            if not isinstance(given, float) or spare is not None:  # what is wrong with them is told before any work
+                held = stream(memory, "memory")
+                if held.labels is not None:
+                    names = check_coverage(held.labels.unique(), names, new, held.doubt)
                 if names is not None:
                     imbalance_ratio(given, names, new)
+                    if spare is not None and spare.labels is not None:
+                        label_columns(spare.labels, names, "reserve labels", len(names), spare.doubt)
             evidence = self._t_cil().evidence(
                 model, memory, valid, new, classes=classes, columns=columns, features=features, unpack=unpack,
                 max_batches=max_batches,
             )  # fmt: skip
-        result, beliefs = self._weighed(evidence, imbalance_ratio(given, evidence.classes, new), history)
+            kept = None if spare is None else self._read_reserve(model, spare, evidence, places, features)
+        result, beliefs = self._weighed(evidence, imbalance_ratio(given, evidence.classes, new), history, kept)
         mapping = PriorAdjustedMap(
             torch.tensor(result.temperature, dtype=torch.float64),
             torch.tensor(result.bias, dtype=torch.float64),
@@ -275,17 +300,47 @@ class PACT(Calibrator[PACTResult]):
         warn_of(replace(evidence.result, verdicts=result.verdicts), "PACT", evidence.scales)
         return self
 
-    def _weighed(self, evidence: TCILEvidence, ratio: float, history: History | None) -> tuple[PACTResult, PACTFilter]:
+    def _read_reserve(
+        self,
+        model: nn.Module,
+        stream: ExampleStream,
+        evidence: TCILEvidence,
+        places: tuple[int, ...] | None,
+        features: FeatureSpec | None,
+    ) -> Labelled:
+        """Logits and columns of the rows of old classes in the reserve."""
+        names = evidence.classes
+        with Classifier(model, features=features, device=self.device) as classifier:
+            logits, labels = stream_logits(classifier, stream)
+        own = label_columns(labels, names, "reserve labels", len(names), stream.doubt)
+        logits = pick_columns(logits, len(names), places)
+        check_own_unmasked(logits, own, names, "reserve labels")
+        old = ~evidence.is_new[own]
+        return logits[old], own[old]
+
+    def _weighed(
+        self, evidence: TCILEvidence, ratio: float, history: History | None, reserve: Labelled | None
+    ) -> tuple[PACTResult, PACTFilter]:
         """What earlier tasks left, moved to this one, and the evidence of this one, weighed."""
         has_old = not bool(evidence.is_new.all())
         log_imbalance = math.log(ratio) if has_old else None
         constants = PACTConstants.parse(self.constants)
         beliefs = PACTFilter.of(history, log_imbalance, evidence.result.target, constants)
         remembered = [] if history is None else [beliefs.as_evidence("history")]
-        pieces = beliefs.weigh(evidence)
+        pieces, informed = beliefs.weigh(evidence), beliefs.informed
+        now = beliefs.as_evidence("all")
+        if reserve is not None and (found := beliefs.with_reserve(evidence, reserve)) is not None:
+            said, now = found
+            pieces.append(said)
         inverted = has_old and ratio < _INVERTED
-        verdicts = _verdicts(evidence.result.verdicts, pieces, informed=beliefs.informed, inverted=inverted)
-        return _result(beliefs, ratio, verdicts, (*remembered, *pieces), evidence.result), beliefs
+        odd = max(beliefs.surprises, default=0.0) > constants.most_surprise
+        verdicts = _verdicts(
+            evidence.result.verdicts, pieces, informed=beliefs.informed, inverted=inverted, contradicted=odd
+        )
+        kept = 0 if reserve is None else len(reserve[1])
+        result = _result(beliefs, now, ratio, verdicts, (*remembered, *pieces), evidence.result, kept)
+        beliefs.informed = informed  # what the reserve said is not handed on
+        return result, beliefs
 
 
 def _check_history_of(model: nn.Module, history: History | None) -> None:
@@ -297,7 +352,7 @@ def _check_history_of(model: nn.Module, history: History | None) -> None:
 
 
 def _verdicts(
-    of_t_cil: tuple[Verdict, ...], pieces: list[PACTEvidence], *, informed: bool, inverted: bool
+    of_t_cil: tuple[Verdict, ...], pieces: list[PACTEvidence], *, informed: bool, inverted: bool, contradicted: bool
 ) -> tuple[Verdict, ...]:
     """T-CIL's own, without those that do not matter where there is other evidence, and what PACT adds."""
     kept, added = set(of_t_cil) - {Verdict.OK}, list[Verdict]()
@@ -311,22 +366,26 @@ def _verdicts(
         added.append(Verdict.NOT_IDENTIFIED)
     if inverted:
         added.append(Verdict.IMBALANCE_BELOW_ONE)
+    if contradicted:
+        added.append(Verdict.OUT_OF_DEPTH)
     return (*(verdict for verdict in of_t_cil if verdict in kept), *added) or (Verdict.OK,)
 
 
 def _result(
     beliefs: PACTFilter,
+    now: PACTEvidence,
     imbalance: float,
     verdicts: tuple[Verdict, ...],
     pieces: tuple[PACTEvidence, ...],
     t_cil: TCILResult,
+    n_reserve: int,
 ) -> PACTResult:
     """The answer; without any evidence the network is left as it is."""
     if not beliefs.informed:
-        return PACTResult(1.0, None, 0.0, None, imbalance, verdicts, pieces, t_cil)
-    now = beliefs.as_evidence("all")
+        return PACTResult(1.0, None, 0.0, None, imbalance, verdicts, pieces, t_cil, n_reserve)
+    assert now.log_temperature is not None
     return PACTResult(
-        temperature=math.exp(beliefs.log_t.mean),
+        temperature=math.exp(now.log_temperature),
         log_temperature_error=now.log_temperature_error,
         bias=now.bias or 0.0,
         bias_error=now.bias_error,
@@ -334,4 +393,5 @@ def _result(
         verdicts=verdicts,
         evidence=pieces,
         t_cil=t_cil,
+        n_reserve=n_reserve,
     )

@@ -14,35 +14,41 @@ from tcil.foundation.errors import invalid, unknown_name
 class PACTConstants:
     """How far PACT trusts each piece of its evidence.
 
-    The first eight are standard deviations of natural logarithms, measured once on the development runs (seed 1 of the
-    four learners on 20 classes of CIFAR-100, against the T and b that fit the test set best; docs/beyond.md). An
-    `error` is what a piece is off by beyond its sampling error, which is computed. The last three were chosen
-    beforehand. On networks of quite another kind, measure them anew on runs whose test labels are known.
+    The first ten are standard deviations of natural logarithms, measured on development runs of six learners against
+    the T and b that fit the test set best: those under which these are most likely (docs/pact.md). An `error` is what a
+    piece is off by beyond its sampling error, which is computed. The last three were chosen beforehand. On networks of
+    quite another kind, measure them anew on runs whose test labels are known.
 
     Parameters
     ----------
-    surrogate_temperature_error : float, default 0.12
+    surrogate_temperature_error : float, default 0.30
         Of log T, where it is fitted on perturbed exemplars of old classes.
-    surrogate_bias_error : float, default 0.58
-        Of b, where it is fitted on them.
-    new_class_error : float, default 0.07
+    surrogate_bias_error : float, default 0.10
+        Of b, where it is fitted on them, beyond the offset.
+    surrogate_offset : float, default 1.0
+        Of the offset in b that the surrogate has with a learner, before anything is known of it.
+    offset_drift : float, default 0.25
+        By how much that offset changes from one task to the next.
+    new_class_error : float, default 0.06
         Of log T, where it is fitted on the new classes among themselves.
-    label_shift_error : float, default 0.30
+    label_shift_error : float, default 0.45
         Of b by label shift.
-    temperature_drift : float, default 0.10
+    temperature_drift : float, default 0.08
         By how much log T changes from one task to the next.
-    bias_drift : float, default 0.28
-        By how much b does, beyond half the change of log(imbalance).
-    first_drift : float, default 0.40
+    bias_drift : float, default 0.85
+        By how much b does, beyond half the change of log(imbalance). It is large because the surrogate, whose offset
+        hardly changes, tells the change far better.
+    first_drift : float, default 0.30
         By how much log T changes from a task without old classes to the next.
-    bias_spread : float, default 0.38
+    bias_spread : float, default 0.30
         Of b at the first task with old classes, beside that of a uniform one between 0 and log(imbalance).
     prior_error : float, default 1.0
         Of log T before any evidence.
     prior_reach : float, default 2.0
         So far from 0 may log T be by that prior: farther off, logits have another scale, and it moves along.
     most_surprise : float, default 3.0
-        So many errors may label shift be from what is believed by then.
+        So many errors may a piece be from what is believed by then: beyond, label shift is trusted so much less that it
+        is just as many, and other pieces make the verdict `out_of_depth`.
 
     Examples
     --------
@@ -50,17 +56,19 @@ class PACTConstants:
     >>> from tcil.options import PACTConstants
     >>> trusting = tcil.PACT(constants=PACTConstants(label_shift_error=0.1))
     >>> trusting.constants.label_shift_error, trusting.constants.bias_drift
-    (0.1, 0.28)
+    (0.1, 0.85)
     """
 
-    surrogate_temperature_error: float = 0.12
-    surrogate_bias_error: float = 0.58
-    new_class_error: float = 0.07
-    label_shift_error: float = 0.30
-    temperature_drift: float = 0.10
-    bias_drift: float = 0.28
-    first_drift: float = 0.40
-    bias_spread: float = 0.38
+    surrogate_temperature_error: float = 0.30
+    surrogate_bias_error: float = 0.10
+    surrogate_offset: float = 1.0
+    offset_drift: float = 0.25
+    new_class_error: float = 0.06
+    label_shift_error: float = 0.45
+    temperature_drift: float = 0.08
+    bias_drift: float = 0.85
+    first_drift: float = 0.30
+    bias_spread: float = 0.30
     prior_error: float = 1.0
     prior_reach: float = 2.0
     most_surprise: float = 3.0

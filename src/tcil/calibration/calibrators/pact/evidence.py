@@ -17,6 +17,7 @@ from tcil.foundation.arrays import without_masked
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
 
+Labelled = tuple[Tensor, Tensor]  # logits and columns
 _FEWEST = 5  # validation images below which a mean or an error means nothing
 
 
@@ -27,7 +28,7 @@ class PACTEvidence(Record):
     Attributes
     ----------
     source : str
-        "history", "surrogate", "new classes" or "label shift".
+        "history", "surrogate", "new classes", "label shift" or "reserve".
     log_temperature, log_temperature_error : float or None
         What it says of log T.
     bias, bias_error : float or None
@@ -146,6 +147,70 @@ def _mean_logit(z: Tensor) -> Tensor:
     """The mean logit of each row under its own softmax; 0 where every class of it is masked."""
     means: Tensor = (torch.softmax(z, dim=1).nan_to_num(0.0) * without_masked(z)).sum(dim=1)
     return means
+
+
+def balanced_likelihood(
+    valid: Labelled, reserve: Labelled, is_new: Tensor, mean: tuple[float, float], variance: tuple[float, float]
+) -> tuple[tuple[float, float, float, float] | None, tuple[float, float, float, float], float]:
+    """What a reserve of old classes and the validation set say of (log T, b) where every class counts equally.
+
+    `mean` and `variance` are what is known of log T and b. The log-likelihood of q counts an image of the scarcer group
+    once, and the others so much less that classes weigh the same. Its mode together with what is known is found by
+    Newton's method, and so is its curvature there. Returns what the likelihood said, as one observation (log T, its
+    error, b, its error; None where it is flat in some direction), both together, in the same form, and how many errors
+    the two are apart, by the gain in log-likelihood.
+    """
+    old, new = len(reserve[1]) / int((~is_new).sum()), len(valid[1]) / int(is_new.sum())  # images a class
+    weight = torch.cat(
+        [
+            min(1.0, new / old) * len(reserve[1]) * _equal_classes(reserve[1]),
+            min(1.0, old / new) * len(valid[1]) * _equal_classes(valid[1]),
+        ]
+    )
+    z, columns = torch.cat([reserve[0], valid[0]]).double(), torch.cat([reserve[1], valid[1]])
+    is_old, finite = (~is_new).double(), without_masked(z)
+    start = torch.tensor(mean, dtype=torch.float64)
+    precision = 1 / torch.tensor(variance, dtype=torch.float64)
+    own_z, own_old = finite.gather(1, columns[:, None]).squeeze(1), is_old[columns]
+
+    def at(point: Tensor) -> tuple[float, Tensor, Tensor]:
+        """Value, gradient and expected curvature of the negative log-likelihood and prior; curvature of the first."""
+        scale = math.exp(-float(point[0]))
+        log_p = torch.log_softmax(z * scale + point[1] * is_old, dim=1)
+        p, scaled = log_p.exp(), finite * scale
+        mean_z, mean_old = (p * scaled).sum(dim=1), (p * is_old).sum(dim=1)
+        gradient = torch.stack([(weight * (own_z * scale - mean_z)).sum(), (weight * (mean_old - own_old)).sum()])
+        tt = (weight * ((p * scaled.square()).sum(dim=1) - mean_z.square())).sum()
+        tb = -(weight * ((p * scaled * is_old).sum(dim=1) - mean_z * mean_old)).sum()
+        bb = (weight * (mean_old - mean_old.square())).sum()
+        value = -float((weight * log_p.gather(1, columns[:, None]).squeeze(1)).sum())
+        value += 0.5 * float((precision * (point - start).square()).sum())
+        return (
+            value,
+            gradient + precision * (point - start),
+            torch.stack([torch.stack([tt, tb]), torch.stack([tb, bb])]),
+        )
+
+    point = start.clone()
+    value, gradient, curvature = at(point)
+    before = value
+    for _ in range(100):
+        step = torch.linalg.solve(curvature + precision.diag(), gradient)
+        size = 1.0
+        while size > 1e-6 and (found := at(point - size * step))[0] > value:
+            size /= 2
+        if size <= 1e-6 or float((size * step).abs().max()) < 1e-9:
+            break
+        point = point - size * step
+        value, gradient, curvature = found
+    errors = torch.linalg.inv(curvature + precision.diag()).diagonal().sqrt()
+    surprise = math.sqrt(2 * max(before - value, 0.0))
+    both = (float(point[0]), float(errors[0]), float(point[1]), float(errors[1]))
+    if float(torch.linalg.eigvalsh(curvature)[0]) < 1e-6:
+        return None, both, surprise
+    alone = point + torch.linalg.solve(curvature, precision * (point - start))
+    own = torch.linalg.inv(curvature).diagonal().sqrt()
+    return (float(alone[0]), float(own[0]), float(alone[1]), float(own[1])), both, surprise
 
 
 def _equal_classes(columns: Tensor) -> Tensor:

@@ -1,14 +1,22 @@
-"""What PACT believes from task to task: a Kalman filter for log T and one for the bias."""
+"""What PACT believes from task to task: a Kalman filter for log T, and one for the bias and the surrogate's offset."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tcil.calibration.calibrators.fitted import History
 from tcil.calibration.calibrators.pact.constants import MEASURED, PACTConstants
-from tcil.calibration.calibrators.pact.evidence import PACTEvidence, label_shift, laplace, surrogate
+from tcil.calibration.calibrators.pact.evidence import (
+    Labelled,
+    PACTEvidence,
+    balanced_likelihood,
+    label_shift,
+    laplace,
+    surrogate,
+)
 from tcil.calibration.calibrators.tcil import TCILEvidence
 from tcil.calibration.temperature import TemperatureFit
 from tcil.foundation.errors import invalid
@@ -39,16 +47,58 @@ class Belief:
         return abs(value - self.mean) / math.sqrt(self.variance + error**2)
 
 
+@dataclass
+class BiasBelief:
+    """The bias, and by how much the surrogate is off in it: a Kalman filter of two numbers.
+
+    The offset belongs to the learner and hardly changes from task to task. Label shift, which does not have it, teaches
+    it, so that the surrogate is worth more with every task.
+    """
+
+    mean: float
+    variance: float
+    offset: float
+    offset_variance: float
+    covariance: float = 0.0
+
+    def see(self, value: float, error: float, *, with_offset: bool = False) -> None:
+        """Take in an observation of the bias, or of the bias and the offset together."""
+        s = 1.0 if with_offset else 0.0
+        of_bias, of_offset = self.variance + s * self.covariance, self.covariance + s * self.offset_variance
+        total = of_bias + s * of_offset + error**2
+        news = value - self.mean - s * self.offset
+        self.mean += of_bias / total * news
+        self.offset += of_offset / total * news
+        self.variance -= of_bias**2 / total
+        self.offset_variance -= of_offset**2 / total
+        self.covariance -= of_bias * of_offset / total
+
+    def move(self, step: float, drift: float, offset_drift: float) -> None:
+        """To the next task."""
+        self.mean += step
+        self.variance += drift**2
+        self.offset_variance += offset_drift**2
+
+    def surprise(self, value: float, error: float, *, with_offset: bool = False) -> float:
+        """How many errors an observation is away."""
+        s = 1.0 if with_offset else 0.0
+        variance = self.variance + s * (2 * self.covariance + self.offset_variance)
+        return abs(value - self.mean - s * self.offset) / math.sqrt(variance + error**2)
+
+
 class PACTFilter:
     """What is believed of log T, and of b once there are old classes.
 
     `weigh` takes in all that a task tells; `surrogate`, `new_classes` and `label_shift` one piece each, in this order.
+    `surprises` are the errors by which this task's pieces were away from what was believed before each.
+    `with_reserve` tells what is believed with a reserve in addition; it leaves the filter as it is, because the same
+    images come back after the next task.
     """
 
     def __init__(
         self,
         log_t: Belief,
-        bias: Belief | None,
+        bias: BiasBelief | None,
         log_imbalance: float | None,
         *,
         informed: bool,
@@ -57,6 +107,7 @@ class PACTFilter:
         self.log_t, self.bias, self.log_imbalance = log_t, bias, log_imbalance
         self.informed = informed  # by evidence on T, on this task or before
         self.constants = constants
+        self.surprises: list[float] = []
 
     @classmethod
     def of(
@@ -79,10 +130,14 @@ class PACTFilter:
             rehearsal_begins = history["bias"] is None and log_imbalance is not None
             log_t.move(0.0, constants.first_drift if rehearsal_begins else constants.temperature_drift)
             if history["bias"] is not None and log_imbalance is not None:
-                bias = Belief(*history["bias"])
-                bias.move((log_imbalance - history["log_imbalance"]) / 2, constants.bias_drift)
+                # A memo of version 0.2 has no offset.
+                offset = history.get("offset") or (0.0, constants.surrogate_offset**2, 0.0)
+                bias = BiasBelief(*history["bias"], *offset)
+                step = (log_imbalance - history["log_imbalance"]) / 2
+                bias.move(step, constants.bias_drift, constants.offset_drift)
         if log_imbalance is not None and bias is None:
-            bias = Belief(log_imbalance / 2, log_imbalance**2 / 12 + constants.bias_spread**2)
+            variance = log_imbalance**2 / 12 + constants.bias_spread**2
+            bias = BiasBelief(log_imbalance / 2, variance, 0.0, constants.surrogate_offset**2)
         return cls(log_t, bias, log_imbalance, informed=history is not None, constants=constants)
 
     def memo(self) -> History:
@@ -91,6 +146,9 @@ class PACTFilter:
             "calibrator": "PACT",
             "log_temperature": [self.log_t.mean, self.log_t.variance],
             "bias": None if self.bias is None else [self.bias.mean, self.bias.variance],
+            "offset": None
+            if self.bias is None
+            else [self.bias.offset, self.bias.offset_variance, self.bias.covariance],
             "log_imbalance": self.log_imbalance,
         }
 
@@ -110,8 +168,9 @@ class PACTFilter:
             return None
         log_t = found[0], math.hypot(found[1], self.constants.surrogate_temperature_error)
         bias = found[2], math.hypot(found[3], self.constants.surrogate_bias_error)
+        self.surprises += [self.log_t.surprise(*log_t), self.bias.surprise(*bias, with_offset=True)]
         self.log_t.see(*log_t)
-        self.bias.see(*bias)
+        self.bias.see(*bias, with_offset=True)
         self.informed = True
         return PACTEvidence("surrogate", *log_t, *bias)
 
@@ -124,23 +183,43 @@ class PACTFilter:
         if found is None:
             return None
         log_t = found[0], math.hypot(found[1], error)
+        self.surprises.append(self.log_t.surprise(*log_t))
         self.log_t.see(*log_t)
         self.informed = True
         return PACTEvidence("new classes", *log_t, None, None)
 
     def label_shift(self, evidence: TCILEvidence) -> PACTEvidence | None:
-        """Take in the mean odds of old against new classes, at the T known by now, unless they are too far off."""
+        """Take in the mean odds of old against new classes, at the T known by now; the less, the farther off."""
         if self.bias is None or not self.informed:
             return None
         found = label_shift(*evidence.valid, evidence.is_new, self.log_t.mean)
         if found is None:
             return None
         value, slope, error = found
-        bias = value, math.hypot(error, self.constants.label_shift_error, slope * math.sqrt(self.log_t.variance))
-        if not self.bias.surprise(*bias) <= self.constants.most_surprise:
-            return None
+        error = math.hypot(error, self.constants.label_shift_error, slope * math.sqrt(self.log_t.variance))
+        # Where old and new classes do not overlap in the images at hand, the mean odds are far too small, and b too
+        # large; what the images do not hold, their spread does not tell.
+        far = self.bias.surprise(value, error) / self.constants.most_surprise
+        if far > 1:
+            error = math.sqrt(far**2 * (self.bias.variance + error**2) - self.bias.variance)
+        bias = value, error
         self.bias.see(*bias)
         return PACTEvidence("label shift", None, None, *bias)
+
+    def with_reserve(self, evidence: TCILEvidence, reserve: Labelled) -> tuple[PACTEvidence, PACTEvidence] | None:
+        """What a reserve of old classes says, and what is believed with it; None where it says nothing.
+
+        The reserve enters with its sampling error alone: its images are what the test set is made of.
+        """
+        if self.bias is None or not len(reserve[1]):
+            return None
+        mean, variance = (self.log_t.mean, self.bias.mean), (self.log_t.variance, self.bias.variance)
+        said, found, surprise = balanced_likelihood(evidence.valid, reserve, evidence.is_new, mean, variance)
+        if self.informed:
+            self.surprises.append(surprise)
+        piece = PACTEvidence("reserve", *(said or (None, None, None, None)))
+        self.informed = True
+        return piece, PACTEvidence("all", *found)
 
 
 def check_history(history: History | None) -> None:
@@ -153,14 +232,22 @@ def check_history(history: History | None) -> None:
 
     try:
         beliefs = [history["log_temperature"], *([] if history["bias"] is None else [history["bias"]])]
+        offset = history.get("offset")
         sound = (
             history["calibrator"] == "PACT"
             and isinstance(history["model"], str)
             and (history["bias"] is None) == (history["log_imbalance"] is None)
             and (history["log_imbalance"] is None or numbers([history["log_imbalance"]], LARGEST))
             and all(len(belief) == 2 and numbers(belief) and belief[1] > 0 for belief in beliefs)
+            and (offset is None or _is_offset(offset, history["bias"], numbers))
         )
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
         raise invalid("history", repr(history)[:80], "history_ of the PACT of the task before")
+
+
+def _is_offset(offset: Any, bias: Any, numbers: Callable[[Any], bool]) -> bool:
+    """Whether it goes with the belief of the bias: three numbers, and a covariance that can be one."""
+    sound = bias is not None and len(offset) == 3 and numbers(offset) and offset[1] > 0
+    return bool(sound and offset[2] ** 2 <= bias[1] * offset[1])

@@ -1,0 +1,629 @@
+"""PACT and PACT-R on development and final worlds: docs/pact-protocol.md, docs/pact.md.
+
+    python -m research.pact train RUNS            # the final worlds, in order; resumable
+    python -m research.pact develop RUN...        # development runs, into docs/results/pact/development.json
+    python -m research.pact final RUNS            # once: the final worlds, into docs/results/pact/final.json
+    python -m research.pact constants             # PACT's constants, from the development runs
+    python -m research.pact page                  # the tables of docs/pact.md, from the two files
+
+Every method turns what is known after a task into probabilities of the test images. Where a development run has no
+reserve, two images of each old class are taken out of its test set and serve as one. Tasks without old classes are left
+out: nothing is to be balanced there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import track
+from scipy.optimize import minimize
+from torch import Tensor
+
+import tcil
+from research import ROOT
+from research.beyond import Known, adjusted, fit_on, full_imbalance, optimal_groups, oracle, scaled
+from tcil.calibration.calibrators.pact import PACTConstants, PACTEvidence, PACTFilter
+from tcil.calibration.calibrators.pact import evidence as pieces
+from tcil.calibration.calibrators.pact.filter import BiasBelief
+from tcil.calibration.calibrators.tcil import TCILEvidence
+from tcil.experiments.config.settings import RunSettings, build
+from tcil.experiments.runs.entries import FinishedTask
+from tcil.experiments.runs.run import Run
+from tcil.experiments.runs.store import RunFolder
+from tcil.foundation.files import replace_file
+
+LEARNERS = ("er", "eeil", "wa", "der", "bic", "la")
+WORLDS: dict[str, dict[str, Any]] = {
+    "F1": {"seed": 101, "memory": 400, "validation": 80},
+    "F2": {"seed": 102, "memory": 200, "validation": 160},
+    "F3": {"seed": 103, "memory": 800, "validation": 80},
+}
+STORED = ROOT / "docs/results/pact"
+RESERVED = 2
+HARM_FROM = 5000  # test images
+Labelled = tuple[Tensor, Tensor]
+
+
+# worlds -----------------------------------------------------------------------------------------------------------
+
+
+def final_settings(world: str, learner: str, reserve: int = RESERVED) -> RunSettings:
+    """The settings of a final run, by the protocol's rule."""
+    own = WORLDS[world]
+    return build(
+        {
+            "preset": "letters", "learner": learner, **own, "validation_pool": own["validation"],
+            "class_order_seed": own["seed"], "data_seed": own["seed"], "test_per_class": 320, "reserve": reserve,
+        }
+    )  # fmt: skip
+
+
+def train(out: Path) -> None:
+    """Train the final worlds in the protocol's order; nothing but the vanilla row is computed."""
+    plan = [(world, learner, RESERVED) for world in WORLDS for learner in LEARNERS]
+    for world, learner, reserve in [*plan, *(("F1", learner, 0) for learner in LEARNERS)]:
+        settings = final_settings(world, learner, reserve)
+        Run(settings, out / settings.name).execute(["vanilla"])
+        print(f"{world} {learner} reserve {reserve}: trained", flush=True)
+
+
+# methods ----------------------------------------------------------------------------------------------------------
+
+
+class Filter02(PACTFilter):
+    """PACT as version 0.2 had it: no offset, and label shift left out where it is three errors away."""
+
+    def label_shift(self, evidence: TCILEvidence) -> PACTEvidence | None:
+        if self.bias is None or not self.informed:
+            return None
+        before = self.bias.mean, self.bias.variance
+        piece = super().label_shift(evidence)
+        if piece is None or piece.bias is None or piece.bias_error is None:
+            return piece
+        if abs(piece.bias - before[0]) >= 2.999 * math.hypot(math.sqrt(before[1]), piece.bias_error):
+            self.bias = BiasBelief(*before, 0.0, self.constants.surrogate_offset**2)
+            return None
+        return piece
+
+
+CONSTANTS_02 = PACTConstants(
+    surrogate_temperature_error=0.12, surrogate_bias_error=0.58, surrogate_offset=1e-3, offset_drift=1e-4,
+    new_class_error=0.07, label_shift_error=0.30, temperature_drift=0.10, bias_drift=0.28, first_drift=0.40,
+    bias_spread=0.38,
+)  # fmt: skip
+NOW = PACTConstants()
+NO_OFFSET = PACTConstants(surrogate_offset=1e-3, offset_drift=1e-4, surrogate_bias_error=0.7)
+Method = Callable[[Known], Tensor]
+
+
+def balanced(known: Known) -> Labelled:
+    """Reserve and validation set, with every class repeated until all are (nearly) equally frequent."""
+    (z_old, y_old), (z_new, y_new) = reserve_of(known), known.valid
+    old, new = len(y_old) / known.old, len(y_new) / len(known.task.new_columns)
+    times = max(1, round(new / old))
+    return torch.cat([z_new, *[z_old] * times]), torch.cat([y_new, *[y_old] * times])
+
+
+def reserve_of(known: Known) -> Labelled:
+    """At most two images of each old class."""
+    logits, columns = known.task.reserve_logits, known.task.reserve_columns
+    rows = [(columns == column).nonzero().squeeze(1)[:RESERVED] for column in range(known.old)]
+    chosen = torch.cat(rows)
+    return logits[chosen], columns[chosen]
+
+
+def tracked(
+    kind: type[PACTFilter] = PACTFilter,
+    constants: PACTConstants = NOW,
+    *,
+    reserve: bool = False,
+    history: bool = True,
+    without: str = "",
+    keep: bool = True,
+    average: bool = False,
+) -> Method:
+    """PACT or PACT-R, or one without some part; the belief is left in `known.memory`."""
+
+    def method(known: Known) -> Tensor:
+        memo = known.memory.get("pact") if history else None
+        log_imbalance = known.log_imbalance if known.old else None
+        state = kind.of(memo, log_imbalance, known.evidence.result.target, constants)
+        for name in ("surrogate", "new_classes", "label_shift"):
+            if name != without or not known.old:
+                getattr(state, name)(known.evidence)
+        known.memory["pact"] = state.memo() if state.informed else None
+        now = state.as_evidence("all")
+        if reserve and known.old and (found := state.with_reserve(known.evidence, reserve_of(known))):
+            now = found[1]
+        known.memory["belief"], known.memory["surprises"] = now, list(state.surprises)
+        assert now.log_temperature is not None
+        if average:
+            return averaged(known, now)
+        return adjusted(known, now.log_temperature, now.bias or 0.0, keep)
+
+    return method
+
+
+def averaged(known: Known, belief: PACTEvidence) -> Tensor:
+    """The mean of q over what is believed, by nine points of Gauss and Hermite."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(3)
+    weights = weights / weights.sum()
+    total = torch.zeros_like(known.task.test_logits, dtype=torch.float64)
+    assert belief.log_temperature is not None
+    for x, wx in zip(nodes, weights, strict=True):
+        for y, wy in zip(nodes, weights, strict=True):
+            log_t = belief.log_temperature + x * (belief.log_temperature_error or 0.0)
+            bias = (belief.bias or 0.0) + y * (belief.bias_error or 0.0)
+            total += wx * wy * adjusted(known, log_t, bias).exp()
+    return total.log()
+
+
+def reserve_bias(known: Known) -> Tensor:
+    """The same map as PACT-R, by reserve and validation set alone."""
+    found = pieces.joint_fit(known.valid, reserve_of(known), known.evidence.is_new)
+    return adjusted(known, found[0], found[1]) if found else scaled(known, 1.0)
+
+
+def fitted_map(build_map: Callable[[Tensor, Tensor, Tensor], Tensor], size: Callable[[Known], int]) -> Method:
+    """A parametric map of the logits, fitted on the balanced set by cross-entropy (L-BFGS, from the identity)."""
+
+    def method(known: Known) -> Tensor:
+        z, y = balanced(known)
+        z, is_old = z.double(), (~known.evidence.is_new).double()
+
+        def loss(x: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+            point = torch.tensor(x, requires_grad=True)
+            value = torch.nn.functional.cross_entropy(build_map(point, z, is_old), y)
+            (gradient,) = torch.autograd.grad(value, point)
+            return float(value.detach()), gradient.numpy()
+
+        found = minimize(loss, np.zeros(size(known)), jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
+        return torch.log_softmax(build_map(torch.tensor(found), known.task.test_logits.double(), is_old), dim=1)
+
+    return method
+
+
+def bcts(x: Tensor, z: Tensor, is_old: Tensor) -> Tensor:
+    """Alexandari et al. 2020: a temperature, and a bias for each class."""
+    return z * torch.exp(-x[0]) + x[1:]
+
+
+def vector_scaling(x: Tensor, z: Tensor, is_old: Tensor) -> Tensor:
+    """Guo et al. 2017: a factor and a bias for each class."""
+    k = z.shape[1]
+    return z * torch.exp(-x[:k]) + x[k:]
+
+
+def bic_layer(x: Tensor, z: Tensor, is_old: Tensor) -> Tensor:
+    """Wu et al. 2019: alpha and beta on the new columns; with a temperature for all."""
+    return (z * torch.exp(x[1] * (1 - is_old)) + x[2] * (1 - is_old)) * torch.exp(-x[0])
+
+
+def balanced_groups(known: Known) -> Tensor:
+    scaling = tcil.GroupTemperatureScaling().fit(*balanced(known), new_classes=known.task.new_columns)
+    found: Tensor = scaling.transform(known.task.test_logits)
+    return found
+
+
+def classes_of(known: Known) -> int:
+    return len(known.task.seen)
+
+
+METHODS: dict[str, tuple[str, Method]] = {
+    "Vanilla": ("no old data", lambda known: scaled(known, 1.0)),
+    "TS": ("no old data", lambda known: scaled(known, fit_on(known.valid))),
+    "T-CIL": ("no old data", lambda known: scaled(known, known.evidence.result.temperature)),
+    "whole imbalance": ("no old data", full_imbalance),
+    "PACT 0.2": ("no old data", tracked(Filter02, CONSTANTS_02)),
+    "PACT": ("no old data", tracked()),
+    "balanced TS": ("reserve", lambda known: scaled(known, fit_on(balanced(known)))),
+    "balanced group TS": ("reserve", balanced_groups),
+    "BiC layer and T": ("reserve", fitted_map(bic_layer, lambda known: 3)),
+    "BCTS": ("reserve", fitted_map(bcts, lambda known: classes_of(known) + 1)),
+    "vector scaling": ("reserve", fitted_map(vector_scaling, lambda known: 2 * classes_of(known))),
+    "T and bias by the reserve alone": ("reserve", reserve_bias),
+    "PACT-R": ("reserve", tracked(reserve=True)),
+    "Optimal TS": ("oracle", lambda known: scaled(known, fit_on((known.task.test_logits, known.task.test_columns)))),
+    "Optimal group TS": ("oracle", optimal_groups),
+    "Optimal T and bias": ("oracle", lambda known: adjusted(known, *oracle(known))),
+    "PACT without history": ("ablation", tracked(history=False)),
+    "PACT without surrogate": ("ablation", tracked(without="surrogate")),
+    "PACT without new classes": ("ablation", tracked(without="new_classes")),
+    "PACT without label shift": ("ablation", tracked(without="label_shift")),
+    "PACT without the offset": ("ablation", tracked(constants=NO_OFFSET)),
+    "PACT, posterior average": ("ablation", tracked(average=True)),
+    "PACT-R without history": ("ablation", tracked(reserve=True, history=False)),
+    "PACT, predictions too": ("predictions too", tracked(keep=False)),
+    "PACT-R, predictions too": ("predictions too", tracked(reserve=True, keep=False)),
+}
+BASES = ("Vanilla", "TS", "T-CIL")
+
+
+# measuring --------------------------------------------------------------------------------------------------------
+
+
+def scores(log_probs: Tensor, known: Known) -> dict[str, float]:
+    """All metrics of a task; ECE, accuracy and AURC in percent."""
+    probs, labels, metrics = log_probs.exp(), known.task.test_columns, tcil.metrics
+    groups = metrics.predicted_groups(probs, known.task.new_columns)
+    ece = metrics.expected_calibration_error(probs, labels, groups=groups)
+    by_group = [value for name in ("old", "new") if (value := ece.by_group.get(name)) is not None]
+    values = {
+        "pooled": 100 * float(ece),
+        "group": 100 * float(np.mean(by_group)),
+        "nll": float(-log_probs.gather(1, labels[:, None]).mean()),
+        "brier": float(metrics.brier_score(probs, labels)),
+        "aurc": 100 * float(metrics.area_under_risk_coverage(probs, labels)),
+        "accuracy": 100 * float(metrics.accuracy(probs, labels)),
+    }
+    return {name: round(value, 5) for name, value in values.items()}
+
+
+def harm_interval(ours: Tensor, other: Tensor, labels: Tensor) -> tuple[float, float]:
+    """The 95 % bootstrap interval, over test images, of the difference in pooled ECE, in percent."""
+    rng, n = np.random.default_rng(0), len(labels)
+    sides = []
+    for log_probs in (ours, other):
+        confidence, predicted = log_probs.exp().max(dim=1)
+        place = np.clip(np.ceil(10 * confidence.numpy()).astype(int) - 1, 0, 9)
+        sides.append((place, confidence.numpy() - (predicted == labels).double().numpy()))
+    draws = []
+    for _ in range(200):
+        weight = rng.multinomial(n, np.full(n, 1 / n))
+        eces = [np.abs(np.bincount(place, weight * gap, minlength=10)).sum() / n for place, gap in sides]
+        draws.append(100 * (eces[0] - eces[1]))
+    return float(np.quantile(draws, 0.025)), float(np.quantile(draws, 0.975))
+
+
+def with_reserve(task: FinishedTask, drawn: dict[int, Tensor], seed: int) -> FinishedTask:
+    """The task, with images of old classes out of its test set for a reserve, the same ones after every task."""
+    columns = task.test_columns
+    for column in range(task.new_columns.stop):
+        if column not in drawn:
+            own, generator = int((columns == column).sum()), torch.Generator().manual_seed(1000 * seed + column)
+            drawn[column] = torch.randperm(own, generator=generator)[:RESERVED]
+    taken = torch.cat([(columns == c).nonzero().squeeze(1)[drawn[c]] for c in range(task.new_columns.stop)])
+    rest = torch.ones(len(columns), dtype=torch.bool)
+    rest[taken] = False
+    return replace(
+        task, test_logits=task.test_logits[rest], test_columns=columns[rest],
+        reserve_logits=task.test_logits[taken], reserve_columns=columns[taken],
+    )  # fmt: skip
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Every method on every task with old classes of a finished run."""
+    stored = RunFolder(folder).read_settings()
+    settings = RunSettings.model_validate(stored.record() if stored is not None else {})
+    run = Run(settings, folder)
+    memories: dict[str, dict[str, Any]] = {name: {} for name in METHODS}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in METHODS}
+    states, drawn = list[dict[str, Any]](), dict[int, Tensor]()
+    with run.threads(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", tcil.CalibrationWarning)
+        for task, memory, learner in run.walk():
+            finished = run.finished(task, memory, learner, {})
+            assert finished.model is not None
+            evidence = tcil.TCIL().evidence(
+                finished.model, finished.memory, finished.valid, finished.new_columns, classes=finished.seen
+            )
+            if not len(finished.reserve_columns):
+                finished = with_reserve(finished, drawn, settings.seed)
+            found = dict[str, Tensor]()
+            for name, (_, method) in METHODS.items():
+                known = Known(finished, evidence, {}, {}, memories[name])
+                if known.old or "PACT" in name:
+                    found[name] = method(known)
+                if known.old:
+                    rows[name].append(scores(found[name], known))
+            known = Known(finished, evidence, {}, {})
+            states.append(state_of(known, memories, rows, found) if known.old else first_state(known))
+    about = {key: getattr(settings, key) for key in ("dataset", "learner", "seed", "memory", "validation", "reserve")}
+    return {
+        "about": {**about, "tasks": len(run.stream), "classes": run.n_classes, "run": folder.name},
+        "scores": rows,
+        "states": states,
+    }
+
+
+def first_state(known: Known) -> dict[str, Any]:
+    """The first task's: only T."""
+    logits, columns = known.valid
+    truth = math.log(fit_on((known.task.test_logits, known.task.test_columns)))
+    return {"oracle": [truth, None], "new_classes": pieces.temperature_with_error(logits, columns)}
+
+
+def state_of(
+    known: Known, memories: dict[str, dict[str, Any]], rows: dict[str, list[dict[str, float]]], found: dict[str, Tensor]
+) -> dict[str, Any]:
+    """What the pieces say, what is believed, what is true, and the harm."""
+    truth = oracle(known)
+    logits, columns = known.valid
+    state: dict[str, Any] = {
+        "oracle": truth,
+        "log_imbalance": known.log_imbalance,
+        "surrogate": pieces.surrogate(known.evidence),
+        "new_classes": pieces.temperature_with_error(logits[:, known.old :], columns - known.old),
+        "label_shift": pieces.label_shift(logits, columns, known.evidence.is_new, truth[0]),
+        "n_test": len(known.task.test_columns),
+        "n_reserve": len(reserve_of(known)[1]),
+        "belief": {},
+        "harm": {},
+    }
+    best = min(BASES, key=lambda name: rows[name][-1]["pooled"])
+    for name in ("PACT 0.2", "PACT", "PACT-R"):
+        belief: PACTEvidence = memories[name]["belief"]
+        state["belief"][name] = [
+            belief.log_temperature, belief.log_temperature_error, belief.bias, belief.bias_error,
+            max(memories[name]["surprises"]),
+        ]  # fmt: skip
+        interval = harm_interval(found[name], found[best], known.task.test_columns)
+        state["harm"][name] = [rows[name][-1]["pooled"] - rows[best][-1]["pooled"], *interval]
+    return state
+
+
+def store(name: str, folders: Iterable[Path]) -> None:
+    """Measure these runs, and keep what was found."""
+    records = [measure(folder) for folder in track(list(folders), description=name)]
+    STORED.mkdir(parents=True, exist_ok=True)
+    replace_file(STORED / f"{name}.json", (json.dumps(records) + "\n").encode())
+    for line in summary(records):
+        print(line)
+
+
+# tables -----------------------------------------------------------------------------------------------------------
+
+
+def of_learner(records: Sequence[dict[str, Any]], learner: str) -> list[dict[str, Any]]:
+    return [record for record in records if record["about"]["learner"] == learner]
+
+
+def mean(records: Sequence[dict[str, Any]], name: str, key: str) -> float:
+    """Over tasks, then runs."""
+    return float(np.mean([np.mean([row[key] for row in record["scores"][name]]) for record in records]))
+
+
+def each_learner(records: Sequence[dict[str, Any]], value: Callable[[list[dict[str, Any]]], float]) -> list[float]:
+    """A number for every learner that has runs, and the mean of these first."""
+    own = [value(of_learner(records, learner)) for learner in learners(records)]
+    return [float(np.mean(own)), *own]
+
+
+def learners(records: Sequence[dict[str, Any]]) -> list[str]:
+    return [learner for learner in LEARNERS if of_learner(records, learner)]
+
+
+def ratio_errors(records: Sequence[dict[str, Any]], name: str, which: int) -> list[float]:
+    """(estimate - oracle) / claimed error, of log T (0) or b (1)."""
+    return [
+        (state["belief"][name][2 * which] - state["oracle"][which]) / state["belief"][name][2 * which + 1]
+        for record in records
+        for state in record["states"]
+        if "belief" in state
+    ]
+
+
+def rms(values: Sequence[float]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def summary(records: Sequence[dict[str, Any]]) -> list[str]:
+    """The tables, in Markdown."""
+    names = learners(records)
+    head = "| method | all | " + " | ".join(name.upper() for name in names) + " |"
+    rule = "|" + "---|" * (len(names) + 2)
+    lines = list[str]()
+
+    def table(title: str, methods: Iterable[str], form: str, value: Callable[[str], list[float]]) -> None:
+        lines.extend([f"**{title}**", "", head, rule])
+        lines.extend(
+            f"| {method} | " + " | ".join(form.format(number) for number in value(method)) + " |" for method in methods
+        )
+        lines.append("")
+
+    shown = [name for name, (family, _) in METHODS.items() if family != "ablation"]
+    chosen = [name for name in shown if "too" not in name]
+    table("Pooled ECE, %", shown, "{:.2f}", lambda m: each_learner(records, lambda r: mean(r, m, "pooled")))
+    table("ECE by predicted group, %", chosen, "{:.2f}", lambda m: each_learner(records, lambda r: mean(r, m, "group")))
+    table("NLL", shown, "{:.3f}", lambda m: each_learner(records, lambda r: mean(r, m, "nll")))
+    table("Brier score", chosen, "{:.4f}", lambda m: each_learner(records, lambda r: mean(r, m, "brier")))
+    table("AURC, %", chosen, "{:.2f}", lambda m: each_learner(records, lambda r: mean(r, m, "aurc")))
+    moving = ["Vanilla", "BiC layer and T", "BCTS", "vector scaling", *(name for name in shown if "too" in name)]
+    table("Accuracy, %", moving, "{:.2f}", lambda m: each_learner(records, lambda r: mean(r, m, "accuracy")))
+    ablation = ["PACT", "PACT-R", *(name for name, (family, _) in METHODS.items() if family == "ablation")]
+    table(
+        "Ablation: pooled ECE, %", ablation, "{:.2f}", lambda m: each_learner(records, lambda r: mean(r, m, "pooled"))
+    )
+    table("Ablation: by group, %", ablation, "{:.2f}", lambda m: each_learner(records, lambda r: mean(r, m, "group")))
+    ours = ("PACT 0.2", "PACT", "PACT-R")
+    lines += ["**Goals**", "", "| measure | method | all | " + " | ".join(name.upper() for name in names) + " |"]
+    lines += ["|" + "---|" * (len(names) + 3)]
+
+    def goal(title: str, form: str, value: Callable[[list[dict[str, Any]], str], float]) -> None:
+        for m in ours:
+            cells = each_learner(records, lambda r, m=m: value(r, m))  # type: ignore[misc]
+            lines.append(f"| {title} | {m} | " + " | ".join(form.format(cell) for cell in cells) + " |")
+
+    goal("pooled ECE less Optimal TS", "{:+.2f}", lambda r, m: mean(r, m, "pooled") - mean(r, "Optimal TS", "pooled"))
+    goal(
+        "by group / two oracle temperatures", "{:.2f}",
+        lambda r, m: mean(r, m, "group") / mean(r, "Optimal group TS", "group"),
+    )  # fmt: skip
+    goal("NLL less Optimal TS", "{:+.4f}", lambda r, m: mean(r, m, "nll") - mean(r, "Optimal TS", "nll"))
+    goal("RMS of error / claimed, log T", "{:.2f}", lambda r, m: rms(ratio_errors(r, m, 0)))
+    goal("RMS of error / claimed, b", "{:.2f}", lambda r, m: rms(ratio_errors(r, m, 1)))
+    return [*lines, "", *harms(records), "", *intervals(records)]
+
+
+def harms(records: Sequence[dict[str, Any]]) -> list[str]:
+    """How often a method is worse than the best of vanilla, TS and T-CIL, and whether the verdict said so."""
+    lines = []
+    for m in ("PACT 0.2", "PACT", "PACT-R"):
+        states = [s for record in records for s in record["states"] if "harm" in s]
+        large = [s["harm"][m] for s in states if s["n_test"] >= HARM_FROM]
+        sure = [value for value, low, _ in large if low > 0]
+        over = {bound: sum(value > bound for value in sure) for bound in (1, 3)}
+        fired = [s["belief"][m][4] > NOW.most_surprise for s in states]
+        harmful = [s["harm"][m][0] > 1 and s["harm"][m][1] > 0 for s in states]
+        told = sum(f and h for f, h in zip(fired, harmful, strict=True))
+        false = sum(f and not h for f, h in zip(fired, harmful, strict=True))
+        lines.append(
+            f"- {m}: harm above 1 in {over[1]} and above 3 in {over[3]} of {len(large)} tasks with {HARM_FROM:,} test"
+            f" images or more (largest {max((v for v, _, _ in large), default=0):+.1f}). Over all {len(states)} tasks"
+            f" {sum(harmful)} are harmful: the verdict fires in {told} of them, and in {false} of the others."
+        )
+    return lines
+
+
+def intervals(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Paired differences, resampled over worlds; of fewer than six worlds their range."""
+    lines, worlds = [], sorted({(r["about"]["seed"], r["about"]["dataset"], r["about"]["memory"]) for r in records})
+    for ours, other in (("PACT", "Optimal TS"), ("PACT", "PACT 0.2"), ("PACT-R", "Optimal TS"), ("PACT-R", "PACT"),
+                        ("PACT-R", "balanced TS"), ("PACT-R", "BCTS")):  # fmt: skip
+        own = []
+        for world in worlds:
+            here = [r for r in records if (r["about"]["seed"], r["about"]["dataset"], r["about"]["memory"]) == world]
+            own.append(float(np.mean([mean([r], ours, "pooled") - mean([r], other, "pooled") for r in here])))
+        if len(own) < 6:
+            spread = f"[{min(own):+.2f} to {max(own):+.2f} over {len(own)} worlds]"
+        else:
+            draws = np.random.default_rng(0).choice(own, size=(10000, len(own))).mean(axis=1)
+            spread = "({:+.2f} to {:+.2f})".format(*np.quantile(draws, [0.025, 0.975]))
+        lines.append(f"- {ours} less {other}, pooled ECE: {np.mean(own):+.2f} {spread}")
+    return lines
+
+
+# constants --------------------------------------------------------------------------------------------------------
+
+FITTED = (
+    "surrogate_temperature_error", "new_class_error", "surrogate_bias_error", "surrogate_offset", "offset_drift",
+    "label_shift_error", "temperature_drift", "bias_drift", "first_drift", "bias_spread",
+)  # fmt: skip
+_FEW_NEW = 0.3  # weight of runs with fewer than four new classes a task
+
+
+def unlikelihood(records: Sequence[dict[str, Any]], constants: PACTConstants) -> float:
+    """The mean negative log-density of the oracle under PACT's belief, learners and datasets counting equally."""
+    groups: dict[tuple[str, str, bool], list[float]] = {}
+    for record in records:
+        about = record["about"]
+        few = about["classes"] / about["tasks"] < 4
+        own = groups.setdefault((about["learner"], about["dataset"], few), [])
+        own += list(_densities(record["states"], constants))
+    weights = {key: (_FEW_NEW if key[2] else 1.0) * (2.0 if key[1] == "letters" else 1.0) for key in groups}
+    return sum(weights[k] * float(np.mean(v)) for k, v in groups.items()) / sum(weights.values())
+
+
+def _densities(states: Sequence[dict[str, Any]], c: PACTConstants) -> Iterable[float]:
+    """Of a run's stored pieces. The new classes enter by their fit, label shift as it is at the oracle's T."""
+    memo: dict[str, Any] | None = None
+    none = tcil.fit_temperature([[1.0, 0.0], [0.0, 1.0], [0.4, 0.0]], [0, 1, 1])
+    for state in states:
+        beliefs = PACTFilter.of(memo, state.get("log_imbalance"), none, c)
+        if beliefs.bias is not None and state["surrogate"]:
+            t, t_error, b, b_error = state["surrogate"]
+            beliefs.log_t.see(t, math.hypot(t_error, c.surrogate_temperature_error))
+            beliefs.bias.see(b, math.hypot(b_error, c.surrogate_bias_error), with_offset=True)
+        if state["new_classes"] and state["new_classes"][1] < 1:
+            beliefs.log_t.see(state["new_classes"][0], math.hypot(state["new_classes"][1], c.new_class_error))
+        if beliefs.bias is not None and state["label_shift"]:
+            value, slope, error = state["label_shift"]
+            wide = math.hypot(error, c.label_shift_error, slope * math.sqrt(beliefs.log_t.variance))
+            beliefs.bias.see(value, wide)
+        memo = beliefs.memo()
+        if beliefs.bias is not None:
+            believed = (beliefs.log_t.mean, beliefs.log_t.variance), (beliefs.bias.mean, beliefs.bias.variance)
+            for (value, variance), truth in zip(believed, state["oracle"], strict=True):
+                wide = variance + 1e-4  # the oracle's own
+                yield 0.5 * (truth - value) ** 2 / wide + 0.5 * math.log(wide)
+
+
+def constants() -> None:
+    """The most likely constants on the development runs: those stored for docs/beyond.md, and development.json."""
+    records = [json.loads(path.read_text()) for path in sorted((ROOT / "docs/results/beyond").glob("*.json"))]
+    records += json.loads((STORED / "development.json").read_text())
+
+    def at(x: np.ndarray[Any, Any]) -> PACTConstants:
+        return PACTConstants(**dict(zip(FITTED, np.exp(np.clip(x, -3, 1)).tolist(), strict=True)))
+
+    start = np.log([getattr(NOW, name) for name in FITTED])
+    print(f"as they are: {unlikelihood(records, NOW):.3f}; as in 0.2: {unlikelihood(records, CONSTANTS_02):.3f}")
+    found = minimize(
+        lambda x: unlikelihood(records, at(x)),
+        start,
+        method="Powell",
+        options={"maxfev": 250, "xtol": 0.05, "ftol": 1e-3},
+    )
+    print(f"the most likely, over {len(records)} runs: {found.fun:.3f}")
+    for name in FITTED:
+        print(f"{name} = {getattr(at(found.x), name):.3f}    (now {getattr(NOW, name)})")
+
+
+# commands ---------------------------------------------------------------------------------------------------------
+
+
+def final(out: Path) -> None:
+    """Every complete final world, by the protocol's order."""
+    folders, cost = list[Path](), list[str]()
+    for world in WORLDS:
+        own = [out / final_settings(world, learner).name for learner in LEARNERS]
+        done = [folder for folder in own if RunFolder(folder).read_results() is not None]
+        print(f"{world}: {len(done)} of {len(own)} runs are trained")
+        folders += done
+    store("final", folders)
+    for learner in LEARNERS:
+        pair = [RunFolder(out / final_settings("F1", learner, r).name).read_results() for r in (0, RESERVED)]
+        if all(result is not None for result in pair):
+            values = [
+                100 * float(np.mean([task.calibrators["vanilla"].accuracy for task in result.tasks]))  # type: ignore[union-attr, arg-type]
+                for result in pair
+            ]
+            cost.append(f"- {learner.upper()}: accuracy {values[0]:.2f} % without a reserve, {values[1]:.2f} % with it")
+    print("\n".join(cost))
+    replace_file(STORED / "accuracy.md", ("\n".join(cost) + "\n").encode())
+
+
+def page() -> None:
+    """The tables of docs/pact.md."""
+    path = ROOT / "docs/pact.md"
+    text = path.read_text()
+    for name in ("final", "development"):
+        records = json.loads((STORED / f"{name}.json").read_text())
+        start, end = f"<!-- tables: {name} -->\n", f"<!-- end of {name} -->"
+        before, rest = text.split(start)
+        text = before + start + "\n" + "\n".join(summary(records)) + "\n\n" + end + rest.split(end)[1]
+    replace_file(path, text.encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("train", "final"):
+        commands.add_parser(name).add_argument("out", type=Path)
+    commands.add_parser("develop").add_argument("runs", type=Path, nargs="+")
+    commands.add_parser("constants")
+    commands.add_parser("page")
+    given = parser.parse_args()
+    if given.command == "train":
+        train(given.out)
+    elif given.command == "final":
+        final(given.out)
+    elif given.command == "develop":
+        store("development", given.runs)
+    elif given.command == "constants":
+        constants()
+    else:
+        page()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""BiC, bias correction (Wu et al. 2019): distillation, then two numbers that correct the new classes' logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tcil.foundation.errors import invalid
+from tcil.incremental.learners.base import (
+    Learner,
+    LearnerOptions,
+    Schedule,
+    Stage,
+    TaskData,
+    frozen_copy,
+    soft_cross_entropy,
+)
+
+_HELD = 900  # which draw of the seed says what is held out
+
+
+@dataclass(frozen=True)
+class BiCOptions(LearnerOptions):
+    """BiC's options.
+
+    `held_out` is the share of the images, exemplars included, that stage one leaves to stage two (the paper's 10 %).
+    """
+
+    distillation_temperature: float = 2.0
+    held_out: float = 0.1
+    finetune_epochs: int = 60
+    finetune_lr: float = 0.01
+    finetune_milestones: tuple[int, ...] = (30, 45)
+
+    def __post_init__(self) -> None:
+        self._check_least(distillation_temperature=0, finetune_epochs=1, finetune_lr=0)
+        if not 0 < self.held_out < 1:
+            raise invalid("option held_out", repr(self.held_out), "a share between 0 and 1")
+
+
+class BiC(Learner):
+    """Stage one: (1 - l) CE + l H(teacher, student) over all old logits, l = old / (old + new), on nine tenths.
+
+    Stage two, on as many images of every class of the last tenth: new logits become alpha z + beta, nothing else moves.
+    Afterwards the two numbers are folded into the head, so that the network is a plain one, and the teacher of the next
+    task is corrected. A row is held out or not for ever, so that no exemplar of stage two was ever trained on.
+    """
+
+    meaning = "bias correction: distillation, then new logits corrected on a small held-out set"
+    options_type = BiCOptions
+    options: BiCOptions
+
+    def begin_task(self, task: TaskData) -> None:
+        """Make ready for new classes, and for their correction."""
+        super().begin_task(task)
+        if task.old:
+            self.model.register_parameter("correction", nn.Parameter(torch.tensor([1.0, 0.0], device=self.device)))
+
+    def stages(self, task: TaskData) -> tuple[str, ...]:
+        """The names of this task's stages: no correction where no image of an old class is held out."""
+        return ("train", "finetune") if task.old and len(self._balanced(task)) else ("train",)
+
+    def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
+        """Build a stage when its turn comes; `schedule` is the run's main one."""
+        if name == "finetune":
+            return self._correct(name, task)
+        teacher, share = self.teacher, task.old / task.seen
+        rows = task.all_rows if task.old == 0 else task.all_rows[~self._held(task, task.all_rows)]
+        correction = self.model.correction if task.old else None
+        trained = [parameter for parameter in self.model.parameters() if parameter is not correction]
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            logits = self.logits(x, task.seen)
+            cross_entropy = nn.functional.cross_entropy(logits, y)
+            if teacher is None:
+                return cross_entropy
+            with torch.no_grad():
+                before = teacher(x)[:, : task.old]
+            distilled = soft_cross_entropy(before, logits[:, : task.old], self.options.distillation_temperature)
+            return (1 - share) * cross_entropy + share * distilled
+
+        return Stage(name, rows, schedule, loss, trained)
+
+    def _correct(self, name: str, task: TaskData) -> Stage:
+        """Stage two: alpha and beta, on logits that do not change."""
+        o, fixed = self.options, frozen_copy(self.model)
+        correction = self.model.correction
+        assert isinstance(correction, nn.Parameter)
+        schedule = Schedule(o.finetune_epochs, o.finetune_lr, tuple(o.finetune_milestones), 0.0)
+
+        def embed(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                logits: Tensor = fixed(x)
+            return logits[:, : task.seen]
+
+        def loss(logits: Tensor, y: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(corrected(logits, correction, task.old), y)
+
+        return Stage(name, self._balanced(task), schedule, loss, [correction], embed)
+
+    def _held(self, task: TaskData, rows: Tensor) -> Tensor:
+        """Which rows are held out, by a draw that depends on the seed and the row alone."""
+        generator = torch.Generator().manual_seed(self.seed * 1000 + _HELD)
+        return torch.rand(len(task.column_of_row), generator=generator)[rows] < self.options.held_out
+
+    def _balanced(self, task: TaskData) -> Tensor:
+        """The held-out exemplars, and as many images of each new class as there are of an old one on average."""
+        old = torch.cat([task.exemplars[column] for column in sorted(task.exemplars)])
+        old = old[self._held(task, old)]
+        new = task.new_rows[self._held(task, task.new_rows)]
+        own, count = task.column_of_row[new], -(-len(old) // max(task.old, 1))
+        chosen = [new[own == column][:count] for column in task.columns]
+        return torch.cat([old, *chosen]) if len(old) else old
+
+    def end_task(self, task: TaskData) -> None:
+        """After the last stage: the correction becomes part of the head."""
+        super().end_task(task)
+        if task.old:
+            fold_correction(self.model, task.old, task.seen)
+
+
+def corrected(logits: Tensor, correction: Tensor, old: int) -> Tensor:
+    """Logits of new classes times alpha, plus beta; those of old classes as they are."""
+    return torch.cat([logits[:, :old], correction[0] * logits[:, old:] + correction[1]], dim=1)
+
+
+@torch.no_grad()
+def fold_correction(model: nn.Module, old: int, seen: int) -> None:
+    """The head's new rows times alpha, their biases times alpha plus beta; `model.correction` is then gone."""
+    head, correction = model.fc, model.correction
+    assert isinstance(head, nn.Linear)
+    assert isinstance(correction, nn.Parameter)
+    alpha, beta = correction.tolist()
+    head.weight[old:seen] *= alpha
+    head.bias[old:seen] = alpha * head.bias[old:seen] + beta
+    del model.correction
