@@ -4,23 +4,19 @@ python examples/integrations/avalanche_plugin.py        (pip install "tcil[avala
 """
 
 import torch
-from avalanche.benchmarks import benchmark_with_validation_stream, tensors_benchmark
+from avalanche.benchmarks import tensors_benchmark
 from avalanche.models import IncrementalClassifier
 from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.supervised import Naive
-from sklearn.datasets import load_digits
+from task_data import digits
 
 import tcil
 from tcil.integrations.avalanche import CalibrationPlugin
 
-images, labels = (torch.tensor(part) for part in load_digits(return_X_y=True))
-images = images.float() / 16 + 0.5 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
-even = torch.arange(len(labels)) % 2 == 0
-tasks = [[(images[half & (labels // 2 == task)], labels[half & (labels // 2 == task)]) for task in range(5)]
-         for half in (even, ~even)]  # fmt: skip
-benchmark = tensors_benchmark(train_tensors=tasks[0], test_tensors=tasks[1], task_labels=[0] * 5)
-benchmark = benchmark_with_validation_stream(benchmark, validation_size=0.2, shuffle=True)
-
+train, valid, test = ([digits(task, part) for task in range(5)] for part in ("train", "valid", "test"))
+benchmark = tensors_benchmark(
+    train_tensors=train, test_tensors=test, other_streams_tensors={"valid": valid}, task_labels=[0] * 5
+)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), IncrementalClassifier(256))
 plugin = CalibrationPlugin(benchmark.valid_stream, tcil.PACT())
 strategy = Naive(
