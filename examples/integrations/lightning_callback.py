@@ -4,10 +4,9 @@ python examples/integrations/lightning_callback.py      (pip install "tcil[light
 """
 
 import lightning
-import torch
 from lightning_module import Digits
 from task_data import digits
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 import tcil
 from tcil.integrations.lightning import CalibrationCallback
@@ -16,7 +15,7 @@ module, pact, memory, seen = Digits(), tcil.PACT(), [], []
 for task in range(5):
     new = TensorDataset(*digits(task, "train"))
     loader = DataLoader(ConcatDataset([*memory, new]), 32, shuffle=True)
-    memory.append(Subset(new, [int(row) for c in new.tensors[1].unique() for row in (new.tensors[1] == c).nonzero()[:8]]))
+    memory.append(TensorDataset(*new[:16]))  # as many of each class, more or less
     callback = CalibrationCallback(
         pact, new_classes=[2 * task, 2 * task + 1], valid=digits(task, "valid"), memory=ConcatDataset(memory)
     )

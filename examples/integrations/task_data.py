@@ -20,7 +20,7 @@ class Pictures:
     """The digits as PyCIL stores a dataset: images in uint8, 32 x 32 x 3."""
 
     use_path = False
-    train_trsf, test_trsf, common_trsf = [], [], []  # noqa: RUF012  # as PyCIL writes them; ToTensor is added below
+    train_trsf, test_trsf, common_trsf = [], [], []  # as PyCIL writes them; ToTensor is added below
     class_order = [3, 1, 4, 0, 2, 9, 5, 8, 7, 6]  # noqa: RUF012
 
     def download_data(self):
@@ -52,7 +52,8 @@ def joined(*parts):
 
 def exemplars(batch, per_class: int):
     """The first texts of each class."""
-    rows = torch.cat([(batch["labels"] == label).nonzero().squeeze(1)[:per_class] for label in batch["labels"].unique()])
+    labels = batch["labels"]
+    rows = torch.cat([(labels == label).nonzero().squeeze(1)[:per_class] for label in labels.unique()])
     return {key: value[rows] for key, value in batch.items()}
 
 

@@ -23,5 +23,6 @@ for new in (range(3), range(3, 6)):
 calibrated, test = pact.wrap(model).eval(), texts(range(6), 100)
 with torch.no_grad():  # the calibrated model takes what the model takes
     probs = calibrated(input_ids=test["input_ids"], attention_mask=test["attention_mask"]).exp()
-    before = tcil.metrics.expected_calibration_error(transformers.predict_logits(model, [test])[0].softmax(1), test["labels"])
-print(f"ECE {before:.3f} before, {tcil.metrics.expected_calibration_error(probs, test['labels']):.3f} after")
+    plain = transformers.predict_logits(model, [test])[0].softmax(dim=1)
+before, after = (tcil.metrics.expected_calibration_error(part, test["labels"]) for part in (plain, probs))
+print(f"ECE {before:.3f} before, {after:.3f} after")

@@ -12,6 +12,7 @@ import torch
 
 from integrations import torchvision_schemas  # noqa: F401  # several frameworks import torchvision
 
+
 def need(framework: str):
     """The framework, or a skip that says what is not shown here."""
     if importlib.util.find_spec(framework) is None:
@@ -21,7 +22,7 @@ def need(framework: str):
 
 def seed_everything(seed: int = 0) -> None:
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  # what frameworks draw from
     torch.manual_seed(seed)
 
 

@@ -234,7 +234,8 @@ class TestRefusals:
     def test_strategies_that_add_the_memory_last(self, benchmark, growing):
         from avalanche.training.supervised import Replay
 
-        strategy, _ = strategy_of(growing, [plugin_of(benchmark.valid_stream)], kind=Replay, mem_size=60, criterion=nn.CrossEntropyLoss())
+        more = {"kind": Replay, "mem_size": 60, "criterion": nn.CrossEntropyLoss()}
+        strategy, _ = strategy_of(growing, [plugin_of(benchmark.valid_stream)], **more)
         with pytest.raises(ValueError, match=r"use Naive\(plugins="):
             strategy.train(benchmark.train_stream[0])
 

@@ -1,4 +1,4 @@
-"""How frequent the classes are where probabilities are used: read from the user, or estimated from unlabelled images."""
+"""How frequent classes are where probabilities are used: told by the user, or estimated from unlabelled images."""
 
 from __future__ import annotations
 
@@ -206,4 +206,5 @@ def _onto_simplex(values: Floats) -> Floats:
     falling = np.sort(values)[::-1]
     excess = (np.cumsum(falling) - 1) / np.arange(1, len(values) + 1)
     last = np.flatnonzero(falling > excess)[-1]
-    return np.maximum(values - excess[last], 0.0)
+    nearest: Floats = np.maximum(values - excess[last], 0.0)
+    return nearest

@@ -43,9 +43,9 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
     `partial_fit` with the exemplars, the held-out images of this experience, and its classes as new classes. Labels are
     taken for columns of the head, as in Avalanche, whether the head has a column for every class from the beginning
     or grows. At evaluation it replaces the outputs of the model by calibrated log-probabilities, in float64, for
-    experiences whose classes have all been learned, so that other metrics see those (a loss becomes the likelihood loss;
-    predictions stay). Other experiences keep their outputs and take no part in its metrics. Evaluations in the
-    middle of training, before the fit, are left alone.
+    experiences whose classes have all been learned, so that other metrics see those: the loss is that of calibrated
+    probabilities, predictions stay. Other experiences keep their outputs and take no part in its metrics. Evaluations
+    in the middle of training, before the fit, are left alone.
 
     For each evaluated experience and stream it publishes `ECE_Exp` and `ECE_Stream`, `ECE_PredictedOld_*` and
     `ECE_PredictedNew_*` for samples predicted as old and as new classes, and `ECE_Uncalibrated_*`.
@@ -102,7 +102,7 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
             advice = "benchmark_with_validation_stream(benchmark, validation_size=0.1).valid_stream gives one."
             raise invalid("valid", type(valid).__name__, "a stream of held-out experiences, or a function", advice)
         if memory is not None and not callable(memory):
-            raise invalid("memory", type(memory).__name__, "a function of the strategy, since it changes with each task")
+            raise invalid("memory", type(memory).__name__, "a function of the strategy that returns the exemplars")
         self.calibrator = checked_calibrator(TCIL() if calibrator is None else calibrator)
         self.imbalance = imbalance if imbalance is None or callable(imbalance) else positive(imbalance, "imbalance")
         self.presented: Counter[int] = Counter()
@@ -267,7 +267,8 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
     def _exemplars(self, strategy: Any) -> Examples:
         if self._memory is not None:
             return self._memory(strategy)
-        return _evaluated(_keeper(strategy).storage_policy.buffer)
+        keeper: Any = _keeper(strategy)  # there is one: it was asked for before training
+        return _evaluated(keeper.storage_policy.buffer)
 
     def _held_out(self, experience: Any) -> Examples:
         if callable(self._valid):

@@ -1,4 +1,4 @@
-"""Any calibrator fitted after a task from what every framework has: a network, its memory, held-out data, new classes."""
+"""Any calibrator fitted after a task from what every framework has: a network, its memory, held-out data."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ def fit_after_task(
     return calibrator.partial_fit(model, **given)
 
 
-def presented_ratio(
-    presented: Mapping[int, int], classes: Iterable[int], new_classes: Iterable[int]
-) -> float | None:
+def presented_ratio(presented: Mapping[int, int], classes: Iterable[int], new_classes: Iterable[int]) -> float | None:
     """Images of a new class that training presented for each one of an old class; None without old classes.
 
     0 old images give infinity.

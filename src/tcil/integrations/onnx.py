@@ -152,7 +152,8 @@ def export(
         )
     assert program is not None
     model = program.model_proto
-    for key, value in {"classes": list(calibrated.classes), "calibration": type(calibrated.calibration).__name__}.items():
+    told = {"classes": list(calibrated.classes), "calibration": type(calibrated.calibration).__name__}
+    for key, value in told.items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, json.dumps(value)
     path = Path(path)

@@ -107,13 +107,14 @@ def hold_out(data_manager: Any, per_class: int, *, seed: int = 0) -> HeldOut:
     chosen = [generator.choice(np.flatnonzero(targets == label), per_class, replace=False) for label in labels]
     out = np.zeros(len(targets), dtype=bool)
     out[np.concatenate(chosen)] = True
-    if isinstance(images, np.ndarray):
-        kept, held = images[~out], images[out]
-    else:  # a list of paths
-        kept, held = ([images[row] for row in np.flatnonzero(rows)] for rows in (~out, out))
-        held = np.array(held)
+    kept, held = (_rows(images, rows) for rows in (~out, out))
     data_manager._train_data, data_manager._train_targets = kept, targets[~out]
     return HeldOut(held, targets[out])
+
+
+def _rows(images: Any, rows: Any) -> Any:
+    """These rows of an array, or of a list of paths."""
+    return images[rows] if isinstance(images, np.ndarray) else np.array(images)[rows]
 
 
 def calibrate(
@@ -216,7 +217,7 @@ def _imbalance(learner: Any, data_manager: Any, new: range, n_old: int) -> float
     of_old = learner._memory_per_class if learner._fixed_memory else learner._memory_size // n_old
     if not of_old:
         raise invalid("imbalance", "None, and no exemplars of old classes", "a number")
-    return trained / of_old
+    return trained / float(of_old)
 
 
 def _dataset(data_manager: Any, images: Any, targets: Any) -> Any:

@@ -29,7 +29,7 @@ except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that
 __all__ = ["EmbeddingClassifier", "fit", "predict_logits"]
 
 AnyCalibrator = TypeVar("AnyCalibrator", bound=Calibrator)
-Batches = Iterable[Mapping[str, Any]]  # as a data collator makes them: tensors by the model's argument names, and labels
+Batches = Iterable[Mapping[str, Any]]  # as a data collator makes them, labels included
 _LABELS = ("labels", "label")
 
 
@@ -52,7 +52,8 @@ class EmbeddingClassifier(nn.Module):
     >>> size = dict(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     >>> model = BertForSequenceClassification(BertConfig(**size, num_labels=3)).eval()
     >>> embedded = EmbeddingClassifier(model)
-    >>> batch = {"input_ids": torch.tensor([[2, 5, 0], [7, 3, 1]]), "attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])}
+    >>> ids, mask = torch.tensor([[2, 5, 0], [7, 3, 1]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    >>> batch = {"input_ids": ids, "attention_mask": mask}
     >>> torch.allclose(embedded(embedded.embed(batch)), model(**batch).logits, atol=1e-6)
     True
     """

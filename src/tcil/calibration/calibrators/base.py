@@ -190,9 +190,7 @@ class Calibrator(ABC, Generic[Result]):
         return cast(Self, self.fit(*args, **kwargs))
 
     @overload
-    def transform(
-        self, logits: Tensor, features: ArrayLike | None = None, *, prior: Prior | None = None
-    ) -> Tensor: ...
+    def transform(self, logits: Tensor, features: ArrayLike | None = None, *, prior: Prior | None = None) -> Tensor: ...
     @overload
     def transform(
         self, logits: NotTensor, features: ArrayLike | None = None, *, prior: Prior | None = None
