@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 # One spinning OpenMP thread too many costs more than it gives on a shared machine.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow test-machines test-real test-lowest test-package fuzz check quick coverage lint lint-workflows hooks bench \
-	bench-history results docs docs-check package clean
+.PHONY: demo test test-slow test-integrations test-machines test-real test-lowest test-package fuzz check quick coverage lint \
+	lint-workflows hooks bench bench-history results docs docs-check package clean
 
 # ARGS=--open opens the report in the browser, ARGS=--verbose prints the tables by task.
 demo: $(VENV)/.bench
@@ -21,6 +21,22 @@ test: $(VENV)/.dev
 # What takes long: all of the paper's artifacts on letters, clusters that are taken apart.
 test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow
+
+# tcil inside the real frameworks, in an environment of their own. Avalanche is installed without its dependencies, of
+# which only those that it imports follow. Checkouts are named: TCIL_PYCIL, TCIL_FACIL and TCIL_MAMMOTH.
+INTEGRATIONS := build/integrations
+test-integrations: $(INTEGRATIONS)/.ready
+	OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -q -rs -m "not real" tests/integrations src/tcil/integrations
+
+$(INTEGRATIONS)/.ready: pyproject.toml constraints.txt tests/integrations/torchvision_schemas.py
+	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench,lightning,onnx,transformers]" \
+		hypothesis pytest pytest-timeout pytest-xdist torchmetrics \
+		dill gdown gputil psutil pytorchcv qpsolvers tensorboard tqdm wandb
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps -c constraints.txt avalanche-lib timm torchvision
+	cp tests/integrations/torchvision_schemas.py $$($(INTEGRATIONS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	echo "import torchvision_schemas" > $$($(INTEGRATIONS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/torchvision_schemas.pth
+	@touch $@
 
 # The suite once for each factor in which machines differ, one factor at a time; FACTORS="avx2 order" for some of them.
 test-machines: $(VENV)/.dev

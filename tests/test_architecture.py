@@ -21,6 +21,7 @@ from tcil.extending import Calibrator
 SOURCE = ROOT / "src" / "tcil"
 # From the bottom up. The package root and the public lists of names stand on top of everything.
 LAYERS = ["foundation", "metrics", "calibration", "decisions", "incremental", "experiments"]
+BRIDGES = "integrations"  # beside experiments: uses the three layers below `incremental`, and nothing uses it
 PUBLIC = ("decisions", "distributed", "extending", "metrics", "networks", "options", "results")
 RESTRICTED = SOURCE / "incremental" / "data" / "datasets" / "files.py"  # the one unpickler
 # What measures and what explores, outside the package.
@@ -53,11 +54,23 @@ def dotted_names(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("layer", [name for name in LAYERS if (SOURCE / name).exists()])
 def test_imports_point_down(layer):
-    above = LAYERS[LAYERS.index(layer) + 1 :]
+    above = [*LAYERS[LAYERS.index(layer) + 1 :], BRIDGES]
     above += sorted(set(PUBLIC) - set(LAYERS))
     for path in (SOURCE / layer).rglob("*.py"):
         for name in imports_of(path):
             assert not any(f"{name}.".startswith(f"tcil.{other}.") for other in above), f"{path.name} imports {name}"
+
+
+def test_integrations_stand_beside_experiments():
+    """They use tensors in, tensors out: no dataset, learner or run; and each framework only in its own module."""
+    frameworks = {"avalanche", "lightning", "onnx", "transformers"}
+    allowed = {"torch", "numpy", "tcil"} | set(sys.stdlib_module_names)
+    for path in (SOURCE / BRIDGES).rglob("*.py"):
+        for name in imports_of(path):
+            assert not name.startswith(("tcil.incremental", "tcil.experiments")), f"{path.name} imports {name}"
+            first = name.split(".")[0]
+            own = {path.stem} & frameworks | ({"onnxruntime", "onnxscript"} if path.stem == "onnx" else set())
+            assert first in allowed | own, f"{path.name} imports {name}"
 
 
 @pytest.mark.parametrize(("layer", "part"), [(layer, part) for layer, parts in INSIDE.items() for part in parts])
@@ -90,7 +103,8 @@ def test_calibration_needs_torch_numpy_scipy_only():
 def test_every_module_is_in_a_layer():
     loose = {path.name for path in SOURCE.glob("*.py")}
     assert loose == {"__init__.py", "__main__.py"} | {f"{name}.py" for name in PUBLIC if name not in LAYERS}
-    assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} <= set(LAYERS)
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= {*LAYERS, BRIDGES}
     assert not list(SOURCE.rglob("util*"))
 
 

@@ -7,7 +7,8 @@ True
 
 from tcil.calibration.calibrators import NoiseSearch, PACTConstants
 from tcil.calibration.perturbation import DirectionPolicy, SearchMethod
+from tcil.calibration.prior import PriorMethod
 from tcil.calibration.temperature import Solver
 from tcil.foundation.options import Verdict
 
-__all__ = ["DirectionPolicy", "NoiseSearch", "PACTConstants", "SearchMethod", "Solver", "Verdict"]
+__all__ = ["DirectionPolicy", "NoiseSearch", "PACTConstants", "PriorMethod", "SearchMethod", "Solver", "Verdict"]

@@ -25,6 +25,7 @@ from tcil.calibration.calibrators import (
     TCILResult,
 )
 from tcil.calibration.perturbation import SearchStep
+from tcil.calibration.prior import PriorEstimate
 from tcil.calibration.temperature import TemperatureFit
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "PACTEvidence",
     "PACTResult",
     "PerturbedResult",
+    "PriorEstimate",
     "SearchStep",
     "TCILEvidence",
     "TCILResult",

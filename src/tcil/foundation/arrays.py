@@ -111,13 +111,43 @@ def mask_out(logits: Tensor) -> Tensor:
     if not torch.compiler.is_compiling() and (logits.numel() == 0 or not bool(logits.min() <= _MASKS_BEGIN)):
         return logits
     values = torch.tensor(_MASK_VALUES, dtype=logits.dtype, device=logits.device)
-    written = values[torch.searchsorted(values, logits.contiguous()).clamp(max=len(values) - 1)] == logits
+    written = values[places_in(values, logits).clamp(max=len(values) - 1)] == logits
     far = logits <= _FAR_BELOW
     others = logits.abs().masked_fill(written | far, 0.0).amax(dim=1, keepdim=True)
     masked = (written & (-logits >= _WRITTEN * others)) | (far & (-logits >= _UNWRITTEN * others))
     # Nothing but such numbers: there is no logit to compare them with.
     masked = masked & ~(written | far).all(dim=1, keepdim=True)
     return logits.masked_fill(masked, -torch.inf)
+
+
+def places_in(table: Tensor, values: Tensor) -> Tensor:
+    """How many entries of a rising table lie below each value: `torch.searchsorted`, also where it is exported.
+
+    ONNX has no such operator, so that an exported graph halves the table step by step.
+
+    >>> places_in(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([[0.5, 2.0], [3.0, 9.0]]))
+    tensor([[0, 1],
+            [2, 3]])
+    """
+    if not torch.compiler.is_compiling():
+        return torch.searchsorted(table, values.contiguous())
+    return halving_search(table, values)
+
+
+def halving_search(table: Tensor, values: Tensor) -> Tensor:
+    """`torch.searchsorted` out of comparisons and look-ups, in as many steps as the table's length has bits.
+
+    >>> halving_search(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([[0.5, 2.0], [3.0, 9.0]]))
+    tensor([[0, 1],
+            [2, 3]])
+    """
+    size = len(table)
+    bits = size.bit_length()  # the places 0 to size need so many
+    padded = torch.cat([table, table.new_full(((1 << bits) - 1 - size,), torch.inf)])
+    place = torch.zeros_like(values, dtype=torch.long)
+    for step in (1 << bit for bit in reversed(range(bits))):
+        place = place + step * (padded[place + (step - 1)] < values).long()
+    return place
 
 
 def without_masked(logits: Tensor) -> Tensor:

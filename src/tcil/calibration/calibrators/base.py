@@ -18,6 +18,7 @@ from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap, fu
 from tcil.calibration.calibrators.wrapped import CalibratedModel
 from tcil.calibration.inputs.classifier import UsedWeights, unwrap, weights_hash
 from tcil.calibration.inputs.features import FeatureSource
+from tcil.calibration.prior import Prior, PriorEstimate, PriorMethod, check_possible, estimate_prior, log_prior_of
 from tcil.foundation.arrays import (
     ArrayLike,
     Floats,
@@ -131,10 +132,14 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         return cast(Self, self.fit(*args, **kwargs))
 
     @overload
-    def transform(self, logits: Tensor, features: ArrayLike | None = None) -> Tensor: ...
+    def transform(self, logits: Tensor, features: ArrayLike | None = None, *, prior: Prior | None = None) -> Tensor: ...
     @overload
-    def transform(self, logits: NotTensor, features: ArrayLike | None = None) -> Floats: ...
-    def transform(self, logits: ArrayLike, features: ArrayLike | None = None) -> Tensor | Floats:
+    def transform(
+        self, logits: NotTensor, features: ArrayLike | None = None, *, prior: Prior | None = None
+    ) -> Floats: ...
+    def transform(
+        self, logits: ArrayLike, features: ArrayLike | None = None, *, prior: Prior | None = None
+    ) -> Tensor | Floats:
         """Calibrated log-probabilities.
 
         Parameters
@@ -143,29 +148,50 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             One column for each class in `classes_`.
         features : tensor or array (N, D), optional
             Needed only by calibrators whose map asks for them (`needs_features`).
+        prior : mapping, array or PriorEstimate, optional
+            How frequent each class is where the probabilities are used: by label, in the order of `classes_`, or as
+            `estimate_prior` found it. Only the ratios count. Without it, classes are taken to be as frequent as in
+            the data that the calibrator is made for: equally, for T-CIL and PACT. With it, predictions may move.
 
         Returns
         -------
         tensor or array (N, K)
             In float64: a tensor for a tensor, else a numpy array.
         """
-        mapping = self._mapping()
+        mapping, shift = self._mapping(), None
+        if prior is not None:
+            shift = log_prior_of(prior, self.classes_)
+        z, extra = self._checked(logits, features)
+        with torch.no_grad(), full_precision(z.device.type):
+            here = on_device(mapping, z.device)
+            if shift is None:
+                return same_kind(here(z, extra), logits)
+            check_possible(z, shift)
+            return same_kind(here.at_prior(z, shift.to(z.device), extra), logits)
+
+    def _checked(self, logits: ArrayLike, features: ArrayLike | None) -> tuple[Tensor, Tensor | None]:
+        """Logits over the classes, and features where the map asks for them."""
+        mapping, extra = self._mapping(), None
         z = as_logits(logits, n_classes=len(self.classes_))
-        extra = None
         if mapping.needs_features:
             if features is None:
                 raise invalid("features", "None", f"the features (N, D) that {type(self).__name__} was fitted on")
             extra = as_tensor(features, "features").to(z.device)
             if len(extra) != len(z):
                 raise invalid("features", f"{len(extra)} rows", f"{len(z)}, one for each row of logits")
-        with torch.no_grad(), full_precision(z.device.type):
-            return same_kind(on_device(mapping, z.device)(z, extra), logits)
+        return z, extra
 
     @overload
-    def predict_proba(self, logits: Tensor, features: ArrayLike | None = None) -> Tensor: ...
+    def predict_proba(
+        self, logits: Tensor, features: ArrayLike | None = None, *, prior: Prior | None = None
+    ) -> Tensor: ...
     @overload
-    def predict_proba(self, logits: NotTensor, features: ArrayLike | None = None) -> Floats: ...
-    def predict_proba(self, logits: ArrayLike, features: ArrayLike | None = None) -> Tensor | Floats:
+    def predict_proba(
+        self, logits: NotTensor, features: ArrayLike | None = None, *, prior: Prior | None = None
+    ) -> Floats: ...
+    def predict_proba(
+        self, logits: ArrayLike, features: ArrayLike | None = None, *, prior: Prior | None = None
+    ) -> Tensor | Floats:
         """Calibrated probabilities: the exponential of `transform`.
 
         Parameters
@@ -174,18 +200,86 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             One column for each class in `classes_`.
         features : tensor or array (N, D), optional
             Needed only by calibrators whose map asks for them (`needs_features`).
+        prior : mapping, array or PriorEstimate, optional
+            How frequent each class is where the probabilities are used: by label, in the order of `classes_`, or as
+            `estimate_prior` found it. Only the ratios count. Without it, classes are taken to be as frequent as in
+            the data that the calibrator is made for: equally, for T-CIL and PACT. With it, predictions may move.
 
         Returns
         -------
         tensor or array (N, K)
             In float64: a tensor for a tensor, else a numpy array.
         """
-        log_probs = self.transform(logits, features)
+        log_probs = self.transform(logits, features, prior=prior)
         if isinstance(log_probs, Tensor):
             return log_probs.exp()
         return cast(Floats, torch.from_numpy(log_probs).exp().numpy())
 
-    def wrap(self, model: nn.Module, *, wider_head: bool = False, force: bool = False) -> CalibratedModel:
+    def estimate_prior(
+        self,
+        logits: ArrayLike,
+        features: ArrayLike | None = None,
+        *,
+        method: PriorMethod | str = PriorMethod.EM,
+        labelled: tuple[ArrayLike, ArrayLike] | None = None,
+    ) -> PriorEstimate:
+        """How frequent each class is among unlabelled images, to be passed on as `prior=`.
+
+        Both methods suppose that only the frequencies have changed, not what the images of each class look like.
+        "em" finds the frequencies under which the calibrated probabilities of these images are the most likely
+        (Saerens et al. 2002): it is as good as the calibration. "bbse" counts predictions, and corrects the counts by
+        the errors that the network makes on held-out images of all classes (Lipton et al. 2018): it needs those, and
+        no calibration.
+
+        Parameters
+        ----------
+        logits : tensor or array (N, K)
+            Of unlabelled images, as they come. One column for each class in `classes_`.
+        features : tensor or array (N, D), optional
+            Needed only by calibrators whose map asks for them (`needs_features`).
+        method : {"em", "bbse"}, default "em"
+            How the frequencies are estimated.
+        labelled : pair (logits, labels), optional
+            For "bbse": held-out images of all classes, in any frequencies. Exemplars will not do: training has
+            memorised them.
+
+        Returns
+        -------
+        tcil.results.PriorEstimate
+            The frequencies and their standard errors.
+
+        Examples
+        --------
+        >>> import torch, tcil
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> labels = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 2000, replacement=True, generator=generator)
+        >>> logits = 2 * torch.eye(3)[labels] + torch.randn(2000, 3, generator=generator)
+        >>> equal = torch.arange(600) % 3
+        >>> held_out = 2 * torch.eye(3)[equal] + torch.randn(600, 3, generator=generator)
+        >>> scaling = tcil.TemperatureScaling().fit(held_out, equal)
+        >>> found = scaling.estimate_prior(logits)
+        >>> abs(found.prior[0] - 0.7) < 3 * found.errors[0]
+        True
+        >>> probabilities = scaling.predict_proba(logits, prior=found)
+        """
+        chosen = PriorMethod.parse(method, "method")
+        z, extra = self._checked(logits, features)
+        if chosen is PriorMethod.BBSE:
+            return estimate_prior(z, self.classes_, chosen, labelled)
+        if labelled is not None:
+            raise invalid("labelled", "data that method='em' has no use for", "None, or method='bbse'")
+        with torch.no_grad(), full_precision(z.device.type):
+            return estimate_prior(on_device(self._mapping(), z.device).believed(z, extra), self.classes_, chosen)
+
+    def wrap(
+        self,
+        model: nn.Module,
+        *,
+        wider_head: bool = False,
+        force: bool = False,
+        prior: Prior | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> CalibratedModel:
         """The model with calibrated log-probabilities as output: an `nn.Module` to save, export or serve.
 
         It holds the plain network: wrappers (DataParallel, DDP, torch.compile) are removed, so that state-dict keys are
@@ -205,19 +299,29 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             Leave out the classes by which the head has grown since `fit`.
         force : bool
             Accept weights other than those fitted on.
+        prior : mapping, array or PriorEstimate, optional
+            How frequent each class is where the model is used; see `transform`.
+        dtype : torch.dtype, default torch.float64
+            What to answer in. With torch.float32, for serving, the work is done in float32 as well, except for IRM.
+            The prediction stays, its lead over the next class may be a rounding error of float32.
 
         Returns
         -------
         tcil.results.CalibratedModel
-            Returns log-probabilities (N, K) in float64.
+            Returns log-probabilities (N, K).
         """
         mapping, state = self._mapping(), self._fit_state
+        if dtype not in (torch.float32, torch.float64):
+            raise invalid("dtype", repr(dtype), "torch.float64 or torch.float32")
+        shift = None if prior is None else log_prior_of(prior, state.classes)
         if not isinstance(model, nn.Module):
             raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits")
         if not force:
             self.check_weights(model)
         width = None if wider_head or force else (state.head_width or len(state.classes))
-        return CalibratedModel(unwrap(model), mapping, state.classes, width, state.columns, state.source)
+        return CalibratedModel(
+            unwrap(model), mapping, state.classes, width, state.columns, state.source, log_prior=shift, dtype=dtype
+        )
 
     def check_weights(self, model: nn.Module) -> None:
         """Raise `WeightsMismatchError` if `fit` saw a model and `model` has other weights for the classes seen.

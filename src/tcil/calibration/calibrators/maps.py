@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from tcil.foundation.arrays import mask_out
+from tcil.foundation.arrays import mask_out, places_in
+from tcil.foundation.errors import invalid
 
 NARROW = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
@@ -24,12 +25,27 @@ def _is_temperature(value: Tensor) -> bool:
     return value.shape == () and value.dtype in _WIDE and _TEMPERATURES[0] <= float(value) <= _TEMPERATURES[1]
 
 
+def _narrowed(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same numbers in another type; refused where one of them is lost in it."""
+    moved = value.to(dtype)
+    lost = ((moved == 0) & (value != 0)) | (torch.isinf(moved) & torch.isfinite(value))
+    if bool(lost.any()):
+        given = f"{dtype}, in which {name} {float(value[lost].flatten()[0]):.3g} cannot be told"
+        raise invalid("dtype", given, "torch.float64 for these logits")
+    return moved
+
+
 def _is_flags(value: Tensor, shape: tuple[int, ...]) -> bool:
     return value.dtype == torch.bool and value.shape == shape
 
 
-def wide(logits: Tensor) -> Tensor:
-    """Float64, so that no argmax is lost to rounding (float32 on devices with nothing wider), -inf where masked."""
+def wide(logits: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Float64, so that no argmax is lost to rounding (float32 on devices with nothing wider), -inf where masked.
+
+    Masked classes are looked for before a conversion to a narrower type, which may round what stands for them.
+    """
+    if dtype == torch.float32:
+        return mask_out(logits if logits.dtype in _WIDE else logits.float()).float()
     return mask_out(logits.float() if logits.device.type == "mps" else logits.double())
 
 
@@ -63,6 +79,8 @@ class CalibrationMap(nn.Module):
     ----------
     needs_features : bool
         With True, `transform` asks for features, and wrapped models supply them.
+    dtype : torch.dtype
+        What to compute in: float64, or float32 in a model that was wrapped for serving.
 
     Examples
     --------
@@ -76,10 +94,19 @@ class CalibrationMap(nn.Module):
     """
 
     needs_features: ClassVar[bool] = False
+    dtype: torch.dtype = torch.float64
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
         raise TypeError(f"{type(self).__name__} defines no forward")
+
+    def believed(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """The log-probabilities before predictions are kept, for maps that keep them; else those of `forward`."""
+        return cast(Tensor, self(logits, features))
+
+    def at_prior(self, logits: Tensor, log_prior: Tensor, features: Tensor | None = None) -> Tensor:
+        """Log-probabilities where classes have other frequencies: Bayes' rule, log q + log prior, normalised."""
+        return torch.log_softmax(self.believed(logits, features) + log_prior, dim=1)
 
     def sound(self, n_classes: int) -> bool:
         """Whether the arrays are such as a fit on so many classes leaves them; checked when a file is loaded."""
@@ -89,6 +116,13 @@ class CalibrationMap(nn.Module):
         """Register the arrays that define the map."""
         for name, value in state.items():
             self.register_buffer(name, value)
+
+    def answer_in(self, dtype: torch.dtype) -> None:
+        """Compute in this type from now on, and hold the arrays in it."""
+        for name, value in list(self.named_buffers()):
+            if value.is_floating_point():
+                self.register_buffer(name, _narrowed(name, value, dtype))
+        self.dtype = dtype
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CalibrationMap:
         """Follow `.to(device)`, but not `.half()`: a temperature in half precision is another temperature."""
@@ -132,7 +166,7 @@ class TemperatureMap(CalibrationMap):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        return log_softmax_at(wide(logits), self.temperature)
+        return log_softmax_at(wide(logits, self.dtype), self.temperature)
 
 
 class GroupTemperatureMap(CalibrationMap):
@@ -153,7 +187,7 @@ class GroupTemperatureMap(CalibrationMap):
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
         group = self.is_new[logits.argmax(dim=1)]
-        return log_softmax_at(wide(logits), self.temperatures[group.long()][:, None])
+        return log_softmax_at(wide(logits, self.dtype), self.temperatures[group.long()][:, None])
 
 
 class PriorAdjustedMap(CalibrationMap):
@@ -181,12 +215,34 @@ class PriorAdjustedMap(CalibrationMap):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        z = wide(logits)
-        log_q = torch.log_softmax(z / self.temperature + self.bias * (~self.is_new), dim=1)
-        top, alive = z.argmax(dim=1, keepdim=True), z != -torch.inf
+        z = wide(logits, self.dtype)
+        return self._kept(torch.log_softmax(self._scaled(z), dim=1), z)
+
+    def believed(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """The log of q, (N, K)."""
+        return torch.log_softmax(self._scaled(wide(logits, self.dtype)), dim=1)
+
+    def at_prior(self, logits: Tensor, log_prior: Tensor, features: Tensor | None = None) -> Tensor:
+        """Log-probabilities where classes have other frequencies.
+
+        The bias of each class moves by its log prior. With `keep`, the most probable class is that of z / T with the
+        same shift: what the network predicts where classes have these frequencies.
+        """
+        z = wide(logits, self.dtype)
+        return self._kept(torch.log_softmax(self._scaled(z) + log_prior, dim=1), z / self.temperature + log_prior)
+
+    def _scaled(self, z: Tensor) -> Tensor:
+        return z / self.temperature + self.bias * (~self.is_new)
+
+    def _kept(self, log_q: Tensor, z: Tensor) -> Tensor:
+        """The log of q, in which the class of the largest z leads if predictions are kept."""
+        top = z.argmax(dim=1, keepdim=True)
+        overtaken = self.keep & (log_q.argmax(dim=1, keepdim=True) != top)
+        if not torch.compiler.is_compiling() and not bool(overtaken.any()):
+            return log_q
+        alive = z != -torch.inf
         n = alive.sum(dim=1, keepdim=True).to(z.dtype)
         mine = torch.zeros_like(log_q, dtype=torch.bool).scatter(1, top, True)
-        overtaken = self.keep & (log_q.argmax(dim=1, keepdim=True) != top)
         # Rows that need nothing are put aside: a logarithm of zero there would spoil their gradients.
         rows = torch.where(overtaken, log_q, (-n.log()).expand_as(log_q))
         # The margins are such that the prediction also stays when probabilities are rounded to float32.
@@ -221,7 +277,7 @@ class EnsembleMap(CalibrationMap):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        z = wide(logits)
+        z = wide(logits, self.dtype)
         alive = z != -torch.inf
         mixed = self.weights[0] * torch.softmax(z / self.temperature, dim=1) + self.weights[1] * torch.softmax(z, dim=1)
         mixed = mixed + alive * (self.weights[2] / alive.to(z.dtype).sum(dim=1, keepdim=True))
@@ -246,18 +302,22 @@ class IsotonicMap(CalibrationMap):
         rising = fine and bool((self.knots.diff() > 0).all()) and bool((self.values.diff() >= 0).all())
         return super().sound(n_classes) and rising
 
+    def answer_in(self, dtype: torch.dtype) -> None:
+        """Answer in this type; knots may be closer than float32 can tell, so the work is done in float64."""
+        self.dtype = dtype
+
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
         z = wide(logits)
         probs = torch.softmax(z, dim=1)
         inside = probs.clamp(self.knots[0], self.knots[-1])
-        right = torch.searchsorted(self.knots, inside.contiguous()).clamp(1, self.knots.shape[0] - 1)
+        right = places_in(self.knots, inside).clamp(1, self.knots.shape[0] - 1)
         x0, x1 = self.knots[right - 1], self.knots[right]
         y0, y1 = self.values[right - 1], self.values[right]
         # The tie-break 1e-9 p keeps the argmax where iso is flat; it needs float64 to be seen beside iso(p).
         steps = y0 + (y1 - y0) * ((inside - x0) / (x1 - x0)) + 1e-9 * probs
         steps = steps.masked_fill(z == -torch.inf, 0.0)
-        return keep_argmax((steps / steps.sum(dim=1, keepdim=True)).log(), z)
+        return keep_argmax((steps / steps.sum(dim=1, keepdim=True)).log().to(self.dtype), z.to(self.dtype))
 
 
 def copied(mapping: CalibrationMap) -> CalibrationMap:

@@ -47,12 +47,20 @@ class CalibratedModel(nn.Module):
         head_width: int | None,
         columns: tuple[int, ...] | None,
         source: FeatureSource | None,
+        *,
+        log_prior: Tensor | None = None,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         if mapping.needs_features and source is None:
             raise invalid("model", "a calibrator that was fitted without a model", "one fitted on the model's features")
         self.model = model
         self.calibration = copied(mapping)
+        self._at_prior = log_prior is not None
+        if log_prior is not None:
+            self.calibration.set_state(log_prior=log_prior.clone())
+        if dtype != self.calibration.dtype:
+            self.calibration.answer_in(dtype)
         home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self.calibration.to(home)
         self.classes = classes
@@ -61,7 +69,7 @@ class CalibratedModel(nn.Module):
         self.training = self.calibration.training = model.training
 
     def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-        """Calibrated log-probabilities of the inputs, (N, K), in float64; all arguments go to the network."""
+        """Calibrated log-probabilities of the inputs, (N, K), in the type of `wrap`; arguments go to the network."""
         inputs = args if x is None else (x, *args)
         # As in fit: the first tensor is the input, and comes in the precision of the weights.
         tensors = [value for value in (*inputs, *kwargs.values()) if isinstance(value, Tensor)]
@@ -85,4 +93,9 @@ class CalibratedModel(nn.Module):
                 "Fit a new calibrator after a new task, or say wrap(model, wider_head=True) to slice the head.",
             )
         with full_precision(logits.device.type):
-            return cast(Tensor, self.calibration(pick_columns(logits, known, self._columns), features))
+            picked = pick_columns(logits, known, self._columns)
+            if self._at_prior:
+                answer = self.calibration.at_prior(picked, cast(Tensor, self.calibration.log_prior), features)
+            else:
+                answer = cast(Tensor, self.calibration(picked, features))
+            return answer.to(self.calibration.dtype) if self.calibration.dtype == torch.float32 else answer

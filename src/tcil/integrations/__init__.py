@@ -1,0 +1,10 @@
+"""tcil inside other frameworks, one module each; a module is imported, and needs its framework, only when it is used.
+
+    from tcil.integrations.avalanche import CalibrationPlugin          (extra tcil[avalanche])
+    from tcil.integrations.lightning import CalibrationCallback        (extra tcil[lightning])
+    from tcil.integrations import onnx                                 (extra tcil[onnx])
+    from tcil.integrations import pycil                                (a checkout of PyCIL)
+    from tcil.integrations import transformers                         (extra tcil[transformers])
+
+docs/integrations.md has a script for each, and recipes for FACIL and Mammoth.
+"""

@@ -1,0 +1,16 @@
+"""What is said where a framework is not installed."""
+
+from __future__ import annotations
+
+
+def missing_extra(extra: str, reason: Exception) -> ImportError:
+    """The error of a module whose framework cannot be imported: it names the extra that brings it.
+
+    >>> str(missing_extra("lightning", ModuleNotFoundError("No module named 'lightning'")))
+    "tcil.integrations.lightning: No module named 'lightning'. To install it: pip install 'tcil[lightning]'"
+    """
+    told = str(reason).strip().partition("\n")[0].rstrip(".") or type(reason).__name__
+    return ImportError(
+        f"tcil.integrations.{extra}: {told}. To install it: pip install 'tcil[{extra}]'",
+        name=getattr(reason, "name", None),
+    )

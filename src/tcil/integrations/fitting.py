@@ -1,0 +1,84 @@
+"""Any calibrator fitted after a task from what every framework has: a network, its memory, held-out data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from tcil.calibration.calibrators import Calibrator, GroupTemperatureScaling
+from tcil.calibration.inputs.examples import Examples, Unpack
+from tcil.calibration.prediction import predict_logits
+from tcil.foundation.errors import invalid
+
+
+def checked_calibrator(calibrator: Any) -> Calibrator:
+    """A calibrator that one task's data are enough for."""
+    if not isinstance(calibrator, Calibrator):
+        expected = "a calibrator, such as tcil.TCIL() or tcil.PACT()"
+        raise invalid("calibrator", type(calibrator).__name__, expected)
+    if isinstance(calibrator, GroupTemperatureScaling):
+        expected = "one that needs held-out data of the new task only"
+        raise invalid("calibrator", "GroupTemperatureScaling, which needs held-out data of all classes", expected)
+    return calibrator
+
+
+def needs_memory(calibrator: Calibrator) -> bool:
+    """Whether `fit` asks for exemplars."""
+    return "memory" in inspect.signature(calibrator.fit).parameters
+
+
+def needs_imbalance(calibrator: Calibrator) -> bool:
+    """Whether `fit` asks how unbalanced training was."""
+    return "imbalance" in inspect.signature(calibrator.fit).parameters
+
+
+def fit_after_task(
+    calibrator: Calibrator,
+    model: nn.Module,
+    *,
+    memory: Examples | None,
+    valid: Examples,
+    new_classes: Sequence[int],
+    columns: Sequence[int],
+    classes: Sequence[int] | None = None,
+    imbalance: float | None = None,
+    unpack: Unpack | None = None,
+    **more: Any,
+) -> Calibrator:
+    """`partial_fit` with whatever of this the calibrator takes.
+
+    Calibrators of logits get those of the validation set; `more` goes to those that take a model.
+    """
+    wanted = inspect.signature(calibrator.fit).parameters
+    names = columns if classes is None else classes
+    if "logits" in wanted:
+        logits, labels = predict_logits(model, valid, classes=names, columns=columns, unpack=unpack)
+        return calibrator.partial_fit(logits, labels, classes=names)
+    given: dict[str, Any] = {"valid": valid, "classes": names, "columns": columns, "unpack": unpack, **more}
+    if "memory" in wanted:
+        if memory is None:
+            raise invalid("memory", "None", f"the exemplars that {type(calibrator).__name__} perturbs")
+        given |= {"memory": memory, "new_classes": new_classes}
+    if "imbalance" in wanted:
+        given["imbalance"] = imbalance
+    return calibrator.partial_fit(model, **given)
+
+
+def presented_ratio(presented: Mapping[int, int], classes: Iterable[int], new_classes: Iterable[int]) -> float | None:
+    """Images of a new class that training presented for each one of an old class; None without old classes.
+
+    0 old images give infinity.
+
+    >>> presented_ratio({0: 30, 1: 10, 2: 100}, classes=[0, 1, 2], new_classes=[2])
+    5.0
+    """
+    new = set(new_classes)
+    old = [label for label in classes if label not in new]
+    if not old:
+        return None
+    of_old = sum(presented.get(label, 0) for label in old) / len(old)
+    of_new = sum(presented.get(label, 0) for label in new) / len(new)
+    return of_new / of_old if of_old else float("inf")

@@ -1,0 +1,295 @@
+"""ONNX: a calibrated model as one file, compared with PyTorch before it is served."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tcil.calibration.calibrators import CalibratedModel
+from tcil.foundation.arrays import whole_number
+from tcil.foundation.errors import invalid
+from tcil.foundation.records import Record
+from tcil.integrations.extras import missing_extra
+
+try:
+    import onnx
+    import onnxruntime
+    import onnxscript  # noqa: F401  # torch.onnx.export needs it
+except ImportError as error:
+    raise missing_extra("onnx", error) from error
+
+__all__ = ["OUTPUTS", "Verification", "export", "verify"]
+
+OUTPUTS = ("probabilities", "log_probabilities", "label")
+_TYPES = {torch.float32: "float32", torch.float64: "float64"}
+_SIZES = (1e-3, 1.0, 1e3)  # by which random inputs are multiplied
+_TOLERANCE = {"float32": 1e-5, "float64": 1e-5}  # the network itself runs in float32 in both
+
+
+@dataclass(frozen=True)
+class Verification(Record):
+    """How an exported model compares with the PyTorch model that it was made from.
+
+    Attributes
+    ----------
+    largest_difference : float
+        Between probabilities, over all rows compared.
+    same_labels : float
+        The share of rows with the same prediction. Rows whose two best probabilities are closer than the tolerance
+        are not counted.
+    n_rows : int
+        Rows compared: the example, random inputs and extreme ones, in batches of several sizes.
+    tolerance : float
+        What `largest_difference` may be at most.
+    agrees : bool
+        Whether both hold: the probabilities within the tolerance, and every prediction.
+
+    Examples
+    --------
+    >>> from tcil.integrations.onnx import Verification
+    >>> print(Verification(largest_difference=2e-8, same_labels=1.0, n_rows=73, tolerance=1e-5, agrees=True))
+    Verification
+      largest difference  2e-08
+      same labels         1
+      n rows              73
+      tolerance           1e-05
+      agrees              yes
+    """
+
+    largest_difference: float
+    same_labels: float
+    n_rows: int
+    tolerance: float
+    agrees: bool
+
+
+class _Served(nn.Module):
+    """What is exported: probabilities, log-probabilities and the label of the prediction."""
+
+    labels: Tensor
+
+    def __init__(self, calibrated: CalibratedModel) -> None:
+        super().__init__()
+        self.calibrated = calibrated
+        self.register_buffer("labels", torch.tensor(calibrated.classes, dtype=torch.long))
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        log_probs = self.calibrated(*inputs)
+        return log_probs.exp(), log_probs, self.labels[log_probs.argmax(dim=1)]
+
+
+def export(
+    calibrated: CalibratedModel,
+    path: str | Path,
+    example: Tensor | Sequence[Tensor],
+    *,
+    input_names: Sequence[str] | None = None,
+    opset: int = 18,
+) -> Path:
+    """Write a calibrated model as an ONNX file with a dynamic batch size.
+
+    Outputs are named `probabilities` and `log_probabilities`, (batch, K), in the type that `wrap` was given, and
+    `label`, (batch,), the label of the most probable class. The labels of all columns are in the metadata, under
+    `classes`. Weights are in the file itself. Every calibrator can be exported, with `prior=` and `dtype=` of `wrap`.
+
+    Parameters
+    ----------
+    calibrated : CalibratedModel
+        What `calibrator.wrap(model)` gives. It is exported in evaluation mode, and left as it is.
+    path : str or Path
+        Where to write; usually ends in .onnx.
+    example : Tensor or sequence of Tensor
+        A batch of inputs, of two rows or more: their shapes, but for the first dimension, and types are kept.
+    input_names : sequence of str, optional
+        Default: "input", or "input_0", "input_1" and so on.
+    opset : int
+        The version of the ONNX operators, 18 or more.
+
+    Returns
+    -------
+    Path
+        The file written.
+
+    Examples
+    --------
+    >>> import torch, tcil, tempfile
+    >>> from tcil.integrations import onnx
+    >>> scaling = tcil.TemperatureScaling().fit(5 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 2]))
+    >>> calibrated = scaling.wrap(torch.nn.Linear(4, 3), dtype=torch.float32)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = onnx.export(calibrated, f"{folder}/model.onnx", torch.randn(2, 4))
+    ...     onnx.verify(calibrated, path, torch.randn(2, 4)).agrees
+    True
+    """
+    inputs = _checked(calibrated, example)
+    names = _input_names(inputs, input_names)
+    opset = whole_number(opset, "opset", 18)
+    served = _Served(calibrated)
+    batch = torch.export.Dim("batch", min=1)
+    shapes = {"inputs": tuple({0: batch} for _ in inputs)}
+    with _evaluated(served), _quiet():
+        program = torch.onnx.export(
+            served,
+            inputs,
+            dynamo=True,
+            external_data=False,
+            dynamic_shapes=shapes,
+            input_names=names,
+            output_names=list(OUTPUTS),
+            opset_version=opset,
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    told = {"classes": list(calibrated.classes), "calibration": type(calibrated.calibration).__name__}
+    for key, value in told.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, json.dumps(value)
+    path = Path(path)
+    onnx.save(model, path)
+    return path
+
+
+def verify(
+    calibrated: CalibratedModel,
+    path: str | Path,
+    example: Tensor | Sequence[Tensor],
+    *,
+    n_random: int = 64,
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> Verification:
+    """Compare an exported model with the PyTorch model that it was made from.
+
+    It runs ONNX Runtime on the CPU on the example, on random inputs of the example's mean and standard deviation times
+    1/1000, 1 and 1000, on constants, and on batches of 1 and more rows. Integer inputs, such as token ids, are drawn
+    from the values of the example.
+
+    Parameters
+    ----------
+    calibrated : CalibratedModel
+        What was exported.
+    path : str or Path
+        The file.
+    example : Tensor or sequence of Tensor
+        A batch of inputs.
+    n_random : int
+        Random rows of each size.
+    seed : int
+        For the random rows. No random state is touched.
+    tolerance : float, optional
+        What probabilities may differ by. Default: 1e-5, which the rounding of a network in float32 stays below.
+
+    Returns
+    -------
+    Verification
+        The differences. Nothing is raised: look at `agrees`.
+    """
+    inputs = _checked(calibrated, example)
+    n_random = whole_number(n_random, "n_random", 1)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+    if len(names) != len(inputs):
+        raise invalid("example", f"{len(inputs)} inputs", f"{len(names)}, as {Path(path).name} has")
+    missing = set(OUTPUTS) - {entry.name for entry in session.get_outputs()}
+    if missing:
+        raise invalid("path", f"a model without the outputs {sorted(missing)}", "one written by export")
+    largest, alike, counted, rows = 0.0, 0, 0, 0
+    served = _Served(calibrated)
+    allowed = _TOLERANCE[_TYPES.get(calibrated.calibration.dtype, "float64")] if tolerance is None else tolerance
+    with _evaluated(served), torch.no_grad():
+        for batch in _batches(inputs, n_random, torch.Generator().manual_seed(seed)):
+            ours, _, label = served(*batch)
+            fed = {name: part.numpy() for name, part in zip(names, batch, strict=True)}
+            theirs, _, their_label = session.run(list(OUTPUTS), fed)
+            expected = ours.cpu().double().numpy()
+            gap = np.abs(expected - theirs)
+            largest = max(largest, float(gap.max()) if np.isfinite(theirs).all() else float("inf"))
+            best = np.sort(expected, axis=1)
+            clear = best[:, -1] - best[:, -2] > 2 * allowed
+            alike += int(((label.cpu().numpy() == their_label) & clear).sum())
+            counted, rows = counted + int(clear.sum()), rows + len(expected)
+    share = alike / counted if counted else 1.0
+    return Verification(largest, share, rows, allowed, largest <= allowed and share == 1.0)
+
+
+def _checked(calibrated: Any, example: Any) -> tuple[Tensor, ...]:
+    if not isinstance(calibrated, CalibratedModel):
+        raise invalid("calibrated", type(calibrated).__name__, "what calibrator.wrap(model) gives")
+    inputs = (example,) if isinstance(example, Tensor) else tuple(example)
+    if not inputs or not all(isinstance(part, Tensor) and part.ndim >= 1 for part in inputs):
+        raise invalid("example", "something else than tensors", "a batch of inputs, as the network takes them")
+    if len({len(part) for part in inputs}) > 1 or len(inputs[0]) < 2:
+        given = f"{' and '.join(str(len(part)) for part in inputs)} rows"
+        raise invalid("example", given, "two rows or more, as many in each input")
+    return tuple(part.detach().cpu() for part in inputs)
+
+
+def _input_names(inputs: tuple[Tensor, ...], given: Sequence[str] | None) -> list[str]:
+    if given is None:
+        return ["input"] if len(inputs) == 1 else [f"input_{place}" for place in range(len(inputs))]
+    if isinstance(given, str) or len(given) != len(inputs):
+        raise invalid("input_names", repr(given), f"{len(inputs)} names")
+    return list(given)
+
+
+def _batches(inputs: tuple[Tensor, ...], n: int, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+    """The example whole and as a single row, random rows, and extreme ones."""
+    yield inputs
+    yield tuple(part[:1] for part in inputs)
+    for size in _SIZES:
+        yield tuple(_drawn(part, n, size, generator) for part in inputs)
+    if all(part.is_floating_point() for part in inputs):
+        for value in (0.0, 1e4, -1e4):
+            yield tuple(torch.full_like(part[:3], value) for part in inputs)
+
+
+def _drawn(part: Tensor, n: int, size: float, generator: torch.Generator) -> Tensor:
+    """Random rows like those of the example."""
+    if not part.is_floating_point():
+        flat = part.flatten()
+        picks = torch.randint(len(flat), (n * part[0].numel(),), generator=generator)
+        return flat[picks].reshape(n, *part.shape[1:])
+    noise = torch.randn((n, *part.shape[1:]), generator=generator, dtype=torch.float64)
+    usual = part.double()[torch.isfinite(part) & (part.abs() < 1e6)]
+    centre, spread = (usual.mean(), usual.std()) if len(usual) > 1 else (0.0, 1.0)
+    return (centre + size * spread * noise).to(part.dtype)
+
+
+@contextlib.contextmanager
+def _evaluated(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and the modes as they were afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's notes on its own steps."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    with warnings.catch_warnings(), contextlib.redirect_stdout(cast(Any, io.StringIO())):
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)

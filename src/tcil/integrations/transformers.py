@@ -1,0 +1,240 @@
+"""Hugging Face transformers: models that take dicts and answer with `.logits`, and text whose classes arrive over time.
+
+Token ids cannot be perturbed, their embeddings can: T-CIL and PACT are fitted on `inputs_embeds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tcil.calibration.calibrators import Calibrator
+from tcil.calibration.inputs.classifier import Classifier, weights_hash
+from tcil.calibration.inputs.features import select_logits
+from tcil.foundation import random_state
+from tcil.foundation.arrays import as_classes, as_labels, at_least_float32, classes_and_columns, pick_columns
+from tcil.foundation.errors import invalid
+from tcil.integrations.extras import missing_extra
+from tcil.integrations.fitting import checked_calibrator, fit_after_task, needs_memory
+
+try:
+    from transformers import PreTrainedModel
+except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not belong to this torch
+    raise missing_extra("transformers", error) from error
+
+__all__ = ["EmbeddingClassifier", "fit", "predict_logits"]
+
+AnyCalibrator = TypeVar("AnyCalibrator", bound=Calibrator)
+Batches = Iterable[Mapping[str, Any]]  # as a data collator makes them, labels included
+_LABELS = ("labels", "label")
+
+
+class EmbeddingClassifier(nn.Module):
+    """A text classifier as a function of its input embeddings, which T-CIL can perturb.
+
+    The input is one floating-point tensor (N, L, D + 1): the token embeddings, divided by their standard deviation over
+    the vocabulary so that magnitudes mean the same as for normalised images, and the attention mask as the last
+    channel. The mask has no gradient, and so is never perturbed; nor is what it hides.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        A sequence classifier that takes `inputs_embeds` and `attention_mask`. It is shared, not copied.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> size = dict(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    >>> model = BertForSequenceClassification(BertConfig(**size, num_labels=3)).eval()
+    >>> embedded = EmbeddingClassifier(model)
+    >>> ids, mask = torch.tensor([[2, 5, 0], [7, 3, 1]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    >>> batch = {"input_ids": ids, "attention_mask": mask}
+    >>> torch.allclose(embedded(embedded.embed(batch)), model(**batch).logits, atol=1e-6)
+    True
+    """
+
+    scale: Tensor
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(model, PreTrainedModel):
+            raise invalid("model", type(model).__name__, "a transformers model for sequence classification")
+        self.model = model
+        weight = model.get_input_embeddings().weight.detach().float()
+        self.register_buffer("scale", weight.std().clamp(min=1e-12), persistent=False)
+        self.training = model.training
+
+    def embed(self, batch: Mapping[str, Any]) -> Tensor:
+        """The inputs (N, L, D + 1) of a batch of token ids.
+
+        Parameters
+        ----------
+        batch : mapping
+            With `input_ids` and, unless nothing is padded, `attention_mask`.
+
+        Returns
+        -------
+        Tensor
+            Scaled embeddings, and the mask as the last channel.
+        """
+        if "input_ids" not in batch:
+            raise invalid("batch", f"the keys {sorted(batch)}", "input_ids among them")
+        ids = torch.as_tensor(batch["input_ids"])
+        mask = torch.as_tensor(batch.get("attention_mask", torch.ones_like(ids)))
+        home = self.scale.device
+        with torch.no_grad():
+            vectors = self.model.get_input_embeddings()(ids.to(home)).float() / self.scale
+        return torch.cat([vectors, mask.to(home).float()[..., None]], dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The model's logits for these embeddings."""
+        mask = (x[..., -1] > 0.5).long()
+        return select_logits(self.model(inputs_embeds=x[..., :-1] * self.scale.to(x.dtype), attention_mask=mask))
+
+
+def predict_logits(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    classes: Iterable[int] | None = None,
+    columns: Iterable[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Logits and labels of batches that are dicts of the model's arguments, in evaluation mode.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Called as `model(**batch)` without the labels. It and all random states are left unchanged.
+    batches : iterable of mappings
+        For instance a DataLoader with a data collator; labels under "labels" or "label".
+    classes, columns : iterable of int, optional
+        The label of each logit column, and which columns of a wider head these are, as in `tcil.predict_logits`.
+
+    Returns
+    -------
+    logits : Tensor (N, K)
+        On the CPU.
+    labels : Tensor (N,)
+        As they are in the batches.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> size = dict(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    >>> model = BertForSequenceClassification(BertConfig(**size, num_labels=3))
+    >>> batch = {"input_ids": torch.tensor([[2, 5], [7, 3]]), "labels": torch.tensor([0, 2])}
+    >>> logits, labels = predict_logits(model, [batch])
+    >>> logits.shape, labels
+    (torch.Size([2, 3]), tensor([0, 2]))
+    """
+    names, places = classes_and_columns(classes, columns)
+    logits, labels = list[Tensor](), list[Tensor]()
+    with random_state.preserved(batches), Classifier(model) as classifier, torch.no_grad():
+        for batch in batches:
+            inputs, own = _without_labels(batch, classifier.device)
+            found = select_logits(classifier.model(**inputs))
+            logits.append(at_least_float32(found).cpu())
+            labels.append(own)
+    if not logits:
+        raise invalid("batches", "none", "at least one batch")
+    together = torch.cat(logits)
+    return (together if names is None else pick_columns(together, len(names), places)), torch.cat(labels)
+
+
+def fit(
+    calibrator: AnyCalibrator,
+    model: nn.Module,
+    memory: Batches | None,
+    valid: Batches,
+    new_classes: Iterable[int],
+    *,
+    classes: Sequence[int] | None = None,
+    columns: Sequence[int] | None = None,
+    imbalance: float | None = None,
+) -> AnyCalibrator:
+    """Fit a calibrator on a text classifier after a task, by `partial_fit`.
+
+    T-CIL and PACT perturb the embeddings of the exemplars' tokens; all batches must be padded to one length.
+    Calibrators of logits run the model as it is.
+
+    Parameters
+    ----------
+    calibrator : Calibrator
+        For instance `tcil.TCIL()` or `tcil.PACT()`.
+    model : transformers.PreTrainedModel
+        The trained classifier. It is left unchanged.
+    memory : iterable of mappings or None
+        Batches of exemplars of all classes, with `input_ids`, `attention_mask` and `labels`. Not needed by
+        calibrators of logits.
+    valid : iterable of mappings
+        Batches of held-out text of the new classes.
+    new_classes : iterable of int
+        The labels of the new task.
+    classes : sequence of int, optional
+        The labels of all classes so far, in the order of the logit columns. Default: 0 to the largest new class.
+    columns : sequence of int, optional
+        Their columns, where they are not the first ones.
+    imbalance : float, optional
+        For PACT: texts of a new class that training presented for each one of an old class.
+
+    Returns
+    -------
+    Calibrator
+        The calibrator, fitted; `calibrator.wrap(model)` takes the model's own arguments.
+    """
+    checked_calibrator(calibrator)
+    new = as_classes(new_classes, "new_classes", ordered=False)
+    names = tuple(range(max(new) + 1)) if classes is None else as_classes(classes, "classes")
+    places = tuple(range(len(names))) if columns is None else as_classes(columns, "columns")
+    if not needs_memory(calibrator):
+        logits, labels = predict_logits(model, valid, classes=names, columns=places)
+        return calibrator.partial_fit(logits, labels, classes=names)
+    if memory is None:
+        raise invalid("memory", "None", f"the exemplars that {type(calibrator).__name__} perturbs")
+    embedded = EmbeddingClassifier(model)
+    fit_after_task(
+        calibrator,
+        embedded,
+        memory=_embedded(embedded, memory, "memory"),
+        valid=_embedded(embedded, valid, "valid"),
+        new_classes=new,
+        classes=names,
+        columns=places,
+        imbalance=imbalance,
+    )
+    # From here on the calibrator belongs to the model itself, which takes token ids.
+    state = calibrator._fit_state
+    calibrator._state = replace(state, source=None, model_hash=weights_hash(model))
+    return calibrator
+
+
+def _embedded(classifier: EmbeddingClassifier, batches: Batches, argument: str) -> tuple[Tensor, Tensor]:
+    inputs, labels = list[Tensor](), list[Tensor]()
+    for batch in batches:
+        given, own = _without_labels(batch, classifier.scale.device)
+        inputs.append(classifier.embed(given))
+        labels.append(own)
+    if not inputs:
+        raise invalid(argument, "no batches", "at least one batch")
+    lengths = sorted({part.shape[1] for part in inputs})
+    if len(lengths) > 1:
+        given_lengths = f"batches of {lengths[0]} and {lengths[-1]} tokens"
+        advice = "Pad all of them: tokenizer(..., padding='max_length', max_length=...)."
+        raise invalid(argument, given_lengths, "one length for all", advice)
+    return torch.cat(inputs), torch.cat(labels)
+
+
+def _without_labels(batch: Mapping[str, Any], device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
+    if not isinstance(batch, Mapping):
+        raise invalid("batch", type(batch).__name__, "a dict of the model's arguments and labels")
+    found = [name for name in _LABELS if name in batch]
+    if len(found) != 1:
+        raise invalid("batch", f"the keys {sorted(batch)}", "labels under 'labels' or 'label'")
+    labels = as_labels(batch[found[0]], "batch labels")
+    return {key: torch.as_tensor(value).to(device) for key, value in batch.items() if key != found[0]}, labels

@@ -1,0 +1,1 @@
+"""tcil inside other frameworks, where those are installed."""
