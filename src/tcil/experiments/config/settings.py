@@ -62,7 +62,7 @@ class RunSettings(BaseModel):
     weight_decay: float = Field(2e-4, ge=0, description="of the optimizer")
     batch_size: Count = Field(32, ge=1, description="images of a training step")
     crop: int | None = Field(None, ge=0, le=1024, description="pixels that crops move; none: as the dataset has it")
-    memory: Count = Field(60, ge=1, description="exemplars of all old classes together")
+    memory: Count = Field(60, ge=0, description="exemplars of all old classes together; 0 for ncm and ranpac")
     validation: Count = Field(40, ge=0, description="validation images of a new task in all")
     validation_pool: Count = Field(80, ge=0, description="held-out images of a new task in all, validation included")
     reserve: float = Field(0.0, ge=0, lt=1, description="share of the memory kept out of training")

@@ -160,18 +160,25 @@ def _needs_images(task: FinishedTask) -> tuple[nn.Module, Labelled, Labelled]:
     return task.model, task.memory, task.valid
 
 
+def _needs_exemplars(task: FinishedTask) -> tuple[nn.Module, Labelled, Labelled]:
+    model, memory, valid = _needs_images(task)
+    if not len(memory[1]):
+        raise NotApplicable(NotApplicableReason.NEEDS_MEMORY)
+    return model, memory, valid
+
+
 def _perturb_ts(task: FinishedTask, **options: Any) -> Calibrator:
     model, _, valid = _needs_images(task)
     return tcil.PerturbedTemperatureScaling(**options).fit(model, valid, classes=task.seen)
 
 
 def _t_cil(task: FinishedTask, **options: Any) -> Calibrator:
-    model, memory, valid = _needs_images(task)
+    model, memory, valid = _needs_exemplars(task)
     return tcil.TCIL(**options).fit(model, memory, valid, task.new_columns, classes=task.seen)
 
 
 def _pact(task: FinishedTask, **options: Any) -> Calibrator:
-    model, memory, valid = _needs_images(task)
+    model, memory, valid = _needs_exemplars(task)
     if task.imbalance is None and task.index > 0:
         raise NotApplicable(NotApplicableReason.NEEDS_COUNTS)
     return tcil.PACT(**options).fit(

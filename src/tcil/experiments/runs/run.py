@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tcil.experiments.config.settings import RunSettings
 from tcil.experiments.process.progress import Listener, Progress
@@ -35,6 +35,8 @@ from tcil.incremental.learners import Learner, TaskData, make_learner
 from tcil.incremental.learners.base import Schedule, Stage
 from tcil.incremental.networks import ResNet, network_factory
 from tcil.incremental.placement import Placement, choose_placement
+from tcil.incremental.pretrained.features import OnFile
+from tcil.incremental.pretrained.networks import PretrainedFactory
 from tcil.incremental.training import EpochState, Interrupted, OptimizerKind, train_stage
 
 
@@ -44,6 +46,9 @@ class Run:
     Once `stop` says so, it finishes its step, saves, and raises `Stopped`. With `until`, only the first so many tasks
     are done, exactly as in the whole run, which a later call completes. `backup` is a folder that after every task gets
     a copy from which the run can resume.
+
+    With a network on a pre-trained backbone, the features of the images are computed before, into the folder `features`
+    beside the run's own, where other runs find them; `on_features` is told how many files of them are done.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Run:
         stop: Callable[[], bool] = lambda: False,
         until: int | None = None,
         backup: Path | None = None,
+        on_features: OnFile = lambda done, files: None,
     ) -> None:
         self.settings, self._backup = settings, backup
         self.store = RunFolder(folder)
@@ -71,6 +77,11 @@ class Run:
         )
         if settings.crop is not None:
             self.dataset = replace(self.dataset, padding=settings.crop)
+        self.images, self._network = self.dataset, network_factory(settings.network)
+        if isinstance(self._network, PretrainedFactory):
+            self._network, self.dataset = self._network.inputs(
+                self.dataset, folder.parent / FEATURES, _until(stop, on_features)
+            )
         self.stream = make_stream(settings, self.dataset)
         self.n_tasks, self.n_classes = len(self.stream), self.stream.seen(len(self.stream) - 1)
         if until is not None:
@@ -78,7 +89,7 @@ class Run:
                 raise invalid("tasks-until", f"{until}", "at least 1")
             self.stream = self.stream.first(until)
         self._learner()  # its options are checked before any work
-        check_network(settings.network, self.dataset)
+        check_network(settings.network, self._network, self.dataset)
 
     def execute(
         self, calibrators: Sequence[str] | None = None, listener: Listener = lambda progress: None
@@ -255,9 +266,18 @@ class Run:
             model=learner.model,
             memory=(pixels.plain(train, memory.rows), columns[memory.rows]),
             valid=(pixels.plain(train, valid), columns[valid]) if len(valid) else None,
-            imbalance=memory.imbalance(task),
+            imbalance=self._imbalance(task, memory, learner),
             history=history,
         )
+
+    def _imbalance(self, task: Task, memory: Memory, learner: Learner) -> float | None:
+        """Presentations of an image of a new class for each one of an old class."""
+        if not learner.rehearses:
+            return None if task.columns.start == 0 else 1.0
+        whole = memory.imbalance(task)
+        if whole is None or not memory.rehearsed:
+            return whole
+        return whole / learner.replays(len(task.train), memory.rehearsed)
 
     def stored_result(self, task: int, whole: RunResult | None) -> TaskResult | None:
         """What a task's own file holds; where that is damaged, what the results of all tasks have of it."""
@@ -285,8 +305,7 @@ class Run:
         """Threads and layout that the run began with."""
 
         def choose() -> Placement:
-            network = network_factory(self.settings.network)
-            return choose_placement(network, self.dataset.image_shape, self.settings.batch_size)
+            return choose_placement(self._network, self.dataset.image_shape, self.settings.batch_size)
 
         with self.machine.placed(choose) as layout:
             if layout is not None:
@@ -295,7 +314,7 @@ class Run:
 
     def _learner(self) -> Learner:
         s = self.settings
-        make, form = network_factory(s.network), self.dataset.layout.form
+        make, form = self._network, self.dataset.layout.form
 
         def network(n_classes: int) -> ResNet:
             return make(n_classes).to(memory_format=form)  # type: ignore[call-overload, no-any-return]
@@ -308,9 +327,23 @@ class Run:
             raise Stopped("stopped on request; the same command goes on where it was")
 
 
-def check_network(name: str, dataset: Dataset) -> None:
+FEATURES = "features"  # the folder of cached features, beside the folders of runs
+
+
+def _until(stop: Callable[[], bool], on_features: OnFile) -> OnFile:
+    """Between files, `on_features`; or, once `stop` says so, the end."""
+
+    def on_file(done: int, files: int) -> None:
+        if stop() and done < files:
+            raise Stopped(f"stopped at {done} of {files} files of features; the same command goes on where it was")
+        on_features(done, files)
+
+    return on_file
+
+
+def check_network(name: str, make: Callable[[int], nn.Module], dataset: Dataset) -> None:
     """Whether the network takes the images of the dataset."""
-    network = network_factory(name)(2).eval()
+    network = make(2).eval()
     try:
         with torch.no_grad():
             network(torch.zeros(1, *dataset.image_shape))

@@ -16,11 +16,13 @@ from tcil.incremental.learners.base import Learner
 from tcil.incremental.learners.der import DER
 from tcil.incremental.learners.eeil import EEIL
 from tcil.incremental.learners.er import ER
+from tcil.incremental.learners.ncm import NCM
+from tcil.incremental.learners.ranpac import RanPAC
 from tcil.incremental.learners.wa import WA
 from tcil.incremental.networks import ResNet
 
 LARGEST = 2**31 - 1  # of an option that is a number
-LEARNERS: dict[str, type[Learner]] = {"er": ER, "eeil": EEIL, "wa": WA, "der": DER}
+LEARNERS: dict[str, type[Learner]] = {"er": ER, "eeil": EEIL, "wa": WA, "der": DER, "ncm": NCM, "ranpac": RanPAC}
 
 
 def make_learner(
@@ -32,7 +34,7 @@ def make_learner(
     options: Mapping[str, Any] | None = None,
     device: str | torch.device = "cpu",
 ) -> Learner:
-    """A learner by name (er, eeil, wa, der, or one of the user's own), with its named options.
+    """A learner by name (er, eeil, wa, der, ncm, ranpac, or one of the user's own), with its named options.
 
     >>> from functools import partial
     >>> from tcil.incremental.learners import make_learner
