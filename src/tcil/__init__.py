@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         GroupTemperatureScaling,
         MulticlassIsotonic,
         PerturbedTemperatureScaling,
+        StatisticsTemperatureScaling,
         TemperatureScaling,
         load,
     )
@@ -50,6 +51,7 @@ _HOMES = {
     "GroupTemperatureScaling": _CALIBRATORS,
     "MulticlassIsotonic": _CALIBRATORS,
     "PerturbedTemperatureScaling": _CALIBRATORS,
+    "StatisticsTemperatureScaling": _CALIBRATORS,
     "TemperatureScaling": _CALIBRATORS,
     "load": _CALIBRATORS,
     "fit_temperature": "tcil.calibration.temperature",
@@ -95,6 +97,7 @@ __all__ = [
     "NotFittedError",
     "NotReachableError",
     "PerturbedTemperatureScaling",
+    "StatisticsTemperatureScaling",
     "TemperatureScaling",
     "WeightsMismatchError",
     "__version__",

@@ -21,6 +21,7 @@ from tcil.calibration.calibrators import (
     PACTEvidence,
     PACTResult,
     PerturbedResult,
+    StatisticsResult,
     TCILEvidence,
     TCILResult,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "PACTResult",
     "PerturbedResult",
     "SearchStep",
+    "StatisticsResult",
     "TCILEvidence",
     "TCILResult",
     "TemperatureFit",

@@ -16,7 +16,7 @@ from tcil.experiments.process.progress import Listener, Progress
 from tcil.experiments.process.stopping import Stopped
 from tcil.experiments.runs import checkpoints, evaluate
 from tcil.experiments.runs.calibrate import calibrate
-from tcil.experiments.runs.entries import CALIBRATORS, FinishedTask
+from tcil.experiments.runs.entries import CALIBRATORS, ON_FEATURES, FinishedTask
 from tcil.experiments.runs.evaluate import TaskLogits
 from tcil.experiments.runs.identity import check_folder
 from tcil.experiments.runs.machine import Machine
@@ -98,7 +98,11 @@ class Run:
         with self.store.held():
             self._begin()
             with self.threads():
-                return self._execute(calibrators or list(CALIBRATORS), listener)
+                return self._execute(calibrators or self._all_calibrators(), listener)
+
+    def _all_calibrators(self) -> list[str]:
+        """Those of the tables, and those that need features which do not change."""
+        return [*CALIBRATORS, *(ON_FEATURES if isinstance(self._network, PretrainedFactory) else ())]
 
     def _execute(self, calibrators: Sequence[str], listener: Listener) -> RunResult:
         settings, done = StoredSettings.of(self.settings), list[TaskResult]()
@@ -268,16 +272,29 @@ class Run:
             valid=(pixels.plain(train, valid), columns[valid]) if len(valid) else None,
             imbalance=self._imbalance(task, memory, learner),
             history=history,
+            returned=task.returned,
         )
 
     def _imbalance(self, task: Task, memory: Memory, learner: Learner) -> float | None:
-        """Presentations of an image of a new class for each one of an old class."""
-        if not learner.rehearses:
-            return None if task.columns.start == 0 else 1.0
-        whole = memory.imbalance(task)
-        if whole is None or not memory.rehearsed:
-            return whole
-        return whole / learner.replays(len(task.train), memory.rehearsed)
+        """Presentations of images of a new class for each one of an old class; classes that came back are new."""
+        if len(task.current) == task.columns.stop:
+            return None
+        if not learner.rehearses and not task.returned:
+            return 1.0
+        if not task.returned:
+            whole = memory.imbalance(task)
+            return whole / learner.replays(len(task.train), memory.rehearsed) if whole is not None else None
+        seen, current = task.columns.stop, torch.tensor(task.current)
+        presented = torch.bincount(self.stream.columns[task.train], minlength=seen).double()
+        if learner.rehearses:
+            share = memory.rehearsed / task.columns.start
+            presented[: task.columns.start] += share * learner.replays(len(task.train), memory.rehearsed)
+        else:  # what was seen of a class in all tasks
+            before = [self.stream.columns[self.stream[i].train] for i in range(task.index)]
+            presented += torch.bincount(torch.cat(before), minlength=seen)
+        is_new = torch.zeros(seen, dtype=torch.bool)
+        is_new[current] = True
+        return float(presented[is_new].mean() / presented[~is_new].mean())
 
     def stored_result(self, task: int, whole: RunResult | None) -> TaskResult | None:
         """What a task's own file holds; where that is damaged, what the results of all tasks have of it."""

@@ -46,6 +46,7 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
         pool_per_class=[settings.validation_pool // size for size in sizes],
         seed=settings.validation_seed,
         reserve_per_class=[share_of(settings, count)[1] for count in seen],
+        returning=settings.returning,
     )
 
 
@@ -96,5 +97,5 @@ def check_indices(stream: TaskStream, index: int, exemplars: dict[int, Tensor], 
     reserved = {int(row) for rows in reserve.values() for row in rows}
     if trained & held or not kept <= trained or not reserved <= held or kept & held:
         raise RuntimeError(f"task {index}: training, validation and memory rows are not apart")
-    if set(stream.columns[stream[index].valid].tolist()) - set(stream[index].columns):
+    if set(stream.columns[stream[index].valid].tolist()) - set(stream[index].current):
         raise RuntimeError(f"task {index}: validation rows of old classes")
