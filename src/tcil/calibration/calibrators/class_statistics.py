@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,14 @@ from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.fitted import History
 from tcil.calibration.inputs.classifier import Classifier, UsedWeights
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
-from tcil.calibration.temperature import solve_temperature
+from tcil.calibration.temperature import TemperatureFit, solve_temperature
 from tcil.foundation import random_state
 from tcil.foundation.arrays import classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.foundation.errors import invalid
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
+
+Labelled: TypeAlias = tuple[Tensor, Tensor]  # logits and columns
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,15 @@ class StatisticsResult(Record):
         Old classes that are known by their statistics.
     n_drawn : int
         Samples drawn for them.
+    spread : float
+        What the covariance's root was multiplied by for these draws; 1 without old classes.
 
     Examples
     --------
     >>> import torch, tcil
-    >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
-    >>> result = tcil.StatisticsTemperatureScaling().fit(torch.nn.Linear(3, 2), (x, y), [0, 1]).result_
+    >>> x, y = torch.eye(2).repeat(20, 1), torch.arange(40) % 2
+    >>> y[0] = 1
+    >>> result = tcil.StatisticsTemperatureScaling().fit(torch.nn.Identity(), (x, y), [0, 1]).result_
     >>> result.n_samples, result.n_remembered, result.n_drawn
     (40, 0, 0)
     """
@@ -56,6 +61,7 @@ class StatisticsResult(Record):
     n_samples: int
     n_remembered: int
     n_drawn: int
+    spread: float
 
 
 @dataclass(eq=False, kw_only=True)
@@ -66,6 +72,9 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
     taken from the validation set and kept in `history_`. After later tasks, samples of the old classes are drawn from
     normal distributions with these moments; the temperature minimises the cross-entropy of their logits together with
     those of the new validation set, every class counting equally.
+
+    Draws are easier than real samples, whose distributions have longer tails. So they are spread out, as T-CIL pushes
+    exemplars: by the factor with which draws of the new classes have the temperature of the new validation set.
 
     The inputs of `model` must mean the same in all tasks: features of a frozen backbone, with whatever is trained on
     top of them as the model. On images, or on features that are still trained, the draws mean nothing.
@@ -175,16 +184,26 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
             if inputs.flatten(1).shape[1] != before.width and old:
                 given = f"statistics of {before.width} features for {inputs.flatten(1).shape[1]}"
                 raise invalid("history", given, "history_ of fits on the same features")
-            drawn = before.draw(old, self.per_class, self.seed)
-            with torch.no_grad():
-                shaped = drawn.reshape(len(drawn), *inputs.shape[1:]).split(self.batch_size) if old else ()
-                parts = [classifier.logits(classifier.place(some)).cpu() for some in shaped]
+            merged = before.merged(inputs.flatten(1), labels, self.rank)
+
+            def drawn(some: list[int], spread: float) -> tuple[Tensor, Tensor]:
+                """Logits and columns of samples drawn for some classes."""
+                samples = merged.draw(some, self.per_class, self.seed, spread).reshape(-1, *inputs.shape[1:])
+                with torch.no_grad():
+                    parts = [classifier.logits(classifier.place(x)).cpu() for x in samples.split(self.batch_size)]
+                target = torch.tensor([names.index(label) for label in some]).repeat_interleave(self.per_class)
+                return pick_columns(torch.cat(parts), len(names), places), target
+
+            spread, pairs = 1.0, [(logits, own)]
+            if old:
+                new = sorted(set(labels.tolist()))
+                spread = _matched_spread(solve_temperature(logits, own), lambda spread: drawn(new, spread))
+                pairs.append(drawn(old, spread))
             source = classifier.head
-        pseudo = [pick_columns(part, len(names), places) for part in parts]
-        target = torch.tensor([names.index(label) for label in old], dtype=torch.long).repeat_interleave(self.per_class)
-        fit = solve_temperature(*_balanced(logits, own, pseudo, target))
-        result = StatisticsResult(fit.temperature, fit.verdict, len(own), len(old), len(target))
-        memo = before.merged(inputs.flatten(1), labels, self.rank).record()
+        fit = solve_temperature(*_balanced(pairs))
+        n_drawn = len(pairs[1][1]) if old else 0
+        result = StatisticsResult(fit.temperature, fit.verdict, len(own), len(old), n_drawn, spread)
+        memo = merged.record()
         used = UsedWeights.of(model, source, places or range(len(names)))
         self._fitted(
             self._map(fit.temperature), names, result, head_width=classifier.width, columns=places, model_hash=used,
@@ -223,15 +242,29 @@ def _passed(classifier: Classifier, stream: ExampleStream) -> tuple[Tensor, Tens
     return torch.cat(inputs), torch.cat(logits), torch.cat(labels)
 
 
-def _balanced(logits: Tensor, own: Tensor, pseudo: list[Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
-    """Validation and drawn samples; those of the smaller kind are repeated until classes count about equally."""
-    if not pseudo:
-        return logits, own
-    drawn = torch.cat(pseudo)
-    n_new, n_old = len(own) / len(own.unique()), len(target) / len(target.unique())
-    times_new, times_old = max(1, round(n_old / n_new)), max(1, round(n_new / n_old))
-    both = torch.cat([logits.repeat(times_new, 1), drawn.repeat(times_old, 1).to(logits.dtype)])
-    return both, torch.cat([own.repeat(times_new), target.repeat(times_old)])
+_SPREADS, _STEPS = (0.25, 4.0), 14  # the last bracket is 0.02 % wide
+
+
+def _matched_spread(real: TemperatureFit, draw: Callable[[float], Labelled]) -> float:
+    """The factor with which draws of the new classes have the temperature of real samples, between 1/4 and 4."""
+    if real.verdict is not Verdict.OK:
+        return 1.0
+    low, high = _SPREADS
+    for _ in range(_STEPS):
+        middle = math.sqrt(low * high)
+        fit = solve_temperature(*draw(middle))
+        # All of them right: their temperature goes to 0.
+        below = fit.verdict is Verdict.ALL_CORRECT or (fit.verdict is Verdict.OK and fit.temperature < real.temperature)
+        low, high = (middle, high) if below else (low, middle)
+    return math.sqrt(low * high)
+
+
+def _balanced(pairs: list[Labelled]) -> Labelled:
+    """Real and drawn samples; those of the smaller kind are repeated until classes count about equally."""
+    per_class = [len(columns) / len(columns.unique()) for _, columns in pairs]
+    times = [max(1, round(max(per_class) / own)) for own in per_class]
+    logits = torch.cat([logits.repeat(n, 1).float() for (logits, _), n in zip(pairs, times, strict=True)])
+    return logits, torch.cat([columns.repeat(n) for (_, columns), n in zip(pairs, times, strict=True)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,12 +285,10 @@ class _Statistics:
         means = {label: mean for label, mean in self.means.items() if label not in labels}
         return _Statistics(means, self.factor, self.rest, self.freedom)
 
-    def draw(self, labels: list[int], per_class: int, seed: int) -> Tensor:
+    def draw(self, labels: list[int], per_class: int, seed: int, spread: float = 1.0) -> Tensor:
         """Samples of these classes, class by class."""
-        if not labels:
-            return torch.zeros(0, self.width)
         generator = torch.Generator().manual_seed(seed)
-        scale = 1 / math.sqrt(max(self.freedom, 1.0))
+        scale = spread / math.sqrt(max(self.freedom, 1.0))
         count = len(labels) * per_class
         along = torch.randn(count, len(self.factor), generator=generator) @ self.factor
         across = torch.randn(count, self.width, generator=generator) * self.rest.clamp(min=0).sqrt()

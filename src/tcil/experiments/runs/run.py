@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -78,10 +79,12 @@ class Run:
         if settings.crop is not None:
             self.dataset = replace(self.dataset, padding=settings.crop)
         self.images, self._network = self.dataset, network_factory(settings.network)
-        if isinstance(self._network, PretrainedFactory):
-            self._network, self.dataset = self._network.inputs(
-                self.dataset, folder.parent / FEATURES, _until(stop, on_features)
-            )
+        named: object = self._network
+        if isinstance(named, PretrainedFactory):
+            where, told = folder.parent / FEATURES, _until(stop, on_features)
+            factory, self.dataset = named.inputs(self.dataset, where, told)
+            self._network = cast(Callable[[int], ResNet], factory)
+        self._on_features = isinstance(named, PretrainedFactory)
         self.stream = make_stream(settings, self.dataset)
         self.n_tasks, self.n_classes = len(self.stream), self.stream.seen(len(self.stream) - 1)
         if until is not None:
@@ -102,7 +105,7 @@ class Run:
 
     def _all_calibrators(self) -> list[str]:
         """Those of the tables, and those that need features which do not change."""
-        return [*CALIBRATORS, *(ON_FEATURES if isinstance(self._network, PretrainedFactory) else ())]
+        return [*CALIBRATORS, *(ON_FEATURES if self._on_features else ())]
 
     def _execute(self, calibrators: Sequence[str], listener: Listener) -> RunResult:
         settings, done = StoredSettings.of(self.settings), list[TaskResult]()

@@ -21,7 +21,7 @@ from tcil.incremental.data.layout import Layout
 from tcil.incremental.data.stream import equal_sizes
 from tcil.incremental.networks import network_factory
 from tcil.incremental.placement import step_seconds
-from tcil.incremental.pretrained.networks import PretrainedFactory
+from tcil.incremental.pretrained.networks import input_shape
 
 FORWARD = 1 / 3  # of an image pass
 LARGEST_BATCH, MOST_SECONDS = 64, 5.0  # of a measurement, about: an image of a larger batch takes as long
@@ -148,8 +148,7 @@ def passes_as_released(settings: RunSettings) -> Passes:
 def seconds_per_image(network: str, batch_size: int, shape: tuple[int, ...]) -> float:
     """One training step of the network, measured: the best of three, or of fewer where they take long."""
     layout, few, make = Layout.CHANNELS_LAST, 4, network_factory(network)
-    if isinstance(make, PretrainedFactory):
-        shape = make.input_shape
+    shape = input_shape(make) or shape
     model = make(10).to(memory_format=layout.form)  # type: ignore[call-overload]
     warm = min(step_seconds(model, shape, layout, few) for _ in range(2))  # the first step of a process takes longer
     batch_size = min(batch_size, LARGEST_BATCH, max(few, int(few * MOST_SECONDS / 3 / warm)))

@@ -103,7 +103,8 @@ class TaskStream:
                 parts["pool"].append(rows[: pools[index]])
                 parts["reserve"].append(rows[pools[index] : held])
                 parts["train"].append(rows[held:].sort().values)
-            self._tasks.append(Task(index, columns, **{name: torch.cat(rows) for name, rows in parts.items()}))
+            joined = (torch.cat(parts[name]) for name in ("train", "valid", "pool", "reserve"))
+            self._tasks.append(Task(index, columns, *joined))
             start += size
         if returning:
             self._bring_back(returning, valids, pools, seed)
@@ -126,8 +127,8 @@ class TaskStream:
                     ("valid", later[: valids[index]]), ("pool", later[: pools[index]]), ("train", later[pools[index] :])
                 ):  # fmt: skip
                     parts[name].append(rows)
-            joined = {name: torch.cat(rows) for name, rows in parts.items()}
-            self._tasks[index] = replace(self._tasks[index], **joined, returned=returned)
+            train, valid, pool = (torch.cat(parts[name]) for name in ("train", "valid", "pool"))
+            self._tasks[index] = replace(self._tasks[index], train=train, valid=valid, pool=pool, returned=returned)
 
     def _second_half(self, column: int, generator: torch.Generator) -> Tensor:
         """Half the rows of a class, in a random order, taken out of the task that had them."""

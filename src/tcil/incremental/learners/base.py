@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tcil.foundation.errors import invalid
 from tcil.foundation.options import Option
 from tcil.incremental.networks import ResNet, seeded
+from tcil.incremental.pretrained.heads import CosineHead
 from tcil.incremental.schedule import Schedule as Schedule
 
 
@@ -285,7 +286,7 @@ def frozen_copy(model: nn.Module) -> nn.Module:
 def grow_head(model: nn.Module, n_classes: int) -> None:
     """Add rows to `model.fc` up to `n_classes`; old rows keep their weights."""
     old = model.fc
-    if hasattr(old, "grown"):
+    if isinstance(old, CosineHead):
         model.fc = old.grown(n_classes)
         return
     assert isinstance(old, nn.Linear)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -49,7 +50,7 @@ class RandomProjection(ClassMeans):
     def features(self, x: Tensor) -> Tensor:
         """What `fc` reads: the random features, of unit size on average."""
         below = cast(Tensor, self.network(x))
-        return torch.relu(below @ self.projection) / self.projection.shape[0] ** 0.5
+        return torch.relu(below @ self.projection) / math.sqrt(len(self.projection))
 
     def observe(self, x: Tensor, columns: Tensor) -> None:
         """Add a batch to the moments."""

@@ -72,10 +72,12 @@ class FeatureCache:
         on_file(len(files), len(files))
         joined = {name: torch.cat(some) for name, some in tensors.items()}
         size = _root_mean_square(joined["train"])
-        sets = {name: ImageSet(joined[name].to(part.images.device), part.labels) for name, part in parts.items()}
+        train, test = (
+            ImageSet(joined[name].to(parts[name].images.device), parts[name].labels) for name in ("train", "test")
+        )
         digest = hashlib.sha256(f"{home.name} {cut.value}".encode()).hexdigest()
         note = {**own, "sha256": digest}
-        return replace(images, **sets, mean=(0.0,), std=(size,), padding=0, flip=False, source=note)
+        return replace(images, train=train, test=test, mean=(0.0,), std=(size,), padding=0, flip=False, source=note)
 
     def home(self, images: str) -> Path:
         """The folder for images with this checksum: another one for other weights, sides or normalisation."""

@@ -177,6 +177,11 @@ def _width(name: str, side: int) -> int:
     return loaded(name).features(_BLANK, side).shape[1]
 
 
+def input_shape(factory: object) -> tuple[int, ...] | None:
+    """The shape of what networks on a pre-trained backbone read; None of other factories, which read images."""
+    return factory.input_shape if isinstance(factory, PretrainedFactory) else None
+
+
 def is_pretrained(name: str) -> bool:
     """Whether a network's name is that of a pre-trained backbone.
 
