@@ -183,7 +183,7 @@ def test_importing_tcil_does_not_import_torch(use):
 
 
 def test_lazy_names_are_the_declared_ones():
-    assert len(tcil.__all__) <= 18  # a new calibrator is one more: raise it by one, and by no more
+    assert len(tcil.__all__) <= 19  # a new calibrator is one more: raise it by one, and by no more
     for name in tcil.__all__:
         assert getattr(tcil, name) is not None
     assert set(dir(tcil)) == {*tcil.__all__, *PUBLIC}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         GroupTemperatureScaling,
         MulticlassIsotonic,
         PerturbedTemperatureScaling,
+        StatisticsTemperatureScaling,
         TemperatureScaling,
         load,
     )
@@ -51,6 +52,7 @@ _HOMES = {
     "GroupTemperatureScaling": _CALIBRATORS,
     "MulticlassIsotonic": _CALIBRATORS,
     "PerturbedTemperatureScaling": _CALIBRATORS,
+    "StatisticsTemperatureScaling": _CALIBRATORS,
     "TemperatureScaling": _CALIBRATORS,
     "load": _CALIBRATORS,
     "fit_temperature": "tcil.calibration.temperature",
@@ -96,6 +98,7 @@ __all__ = [
     "NotFittedError",
     "NotReachableError",
     "PerturbedTemperatureScaling",
+    "StatisticsTemperatureScaling",
     "TemperatureScaling",
     "WeightsMismatchError",
     "__version__",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tcil.incremental.data.images import Dataset, ImageSet
     from tcil.incremental.learners.base import Head, Learner, LearnerOptions, Stage, TaskData
     from tcil.incremental.learners.er import ER
+    from tcil.incremental.pretrained.backbones import Backbone, load_backbone
     from tcil.incremental.schedule import Schedule
 
 _HOMES = {
@@ -56,6 +57,8 @@ _HOMES = {
     "Stage": "tcil.incremental.learners.base",
     "TaskData": "tcil.incremental.learners.base",
     "ER": "tcil.incremental.learners.er",
+    "Backbone": "tcil.incremental.pretrained.backbones",
+    "load_backbone": "tcil.incremental.pretrained.backbones",
     "Entry": "tcil.experiments.runs.entries",
     "FinishedTask": "tcil.experiments.runs.entries",
     "NotApplicable": "tcil.experiments.runs.entries",
@@ -63,6 +66,7 @@ _HOMES = {
 
 __all__ = [
     "ER",
+    "Backbone",
     "CalibrationMap",
     "Calibrator",
     "Dataset",
@@ -80,6 +84,7 @@ __all__ = [
     "Stage",
     "TaskData",
     "TemperatureMap",
+    "load_backbone",
     "load_dataset",
 ]
 

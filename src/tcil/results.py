@@ -21,6 +21,7 @@ from tcil.calibration.calibrators import (
     PACTEvidence,
     PACTResult,
     PerturbedResult,
+    StatisticsResult,
     TCILEvidence,
     TCILResult,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "PerturbedResult",
     "PriorEstimate",
     "SearchStep",
+    "StatisticsResult",
     "TCILEvidence",
     "TCILResult",
     "TemperatureFit",

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from integrations import record_signatures
-from integrations.conftest import seed_everything
-from integrations.test_signatures import RECORD
 from torch import nn
 
 import tcil
 from conftest import ROOT
+from integrations import record_signatures
+from integrations.conftest import seed_everything
+from integrations.test_signatures import RECORD
 from tcil.integrations import pycil
 
 MEAN, STD = 0.5, 0.25

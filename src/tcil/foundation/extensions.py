@@ -53,13 +53,20 @@ def installed(kind: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=f"tcil.{kind}s")}
 
 
+PRETRAINED = "pretrained:"  # begins the names of networks on pre-trained backbones
+
+
 def names_code(name: object) -> bool:
     """Whether a name is `package.module:name`, which is imported, and not one that a registry knows.
 
+    What follows `pretrained:` is the name of a backbone, which may again be one or the other.
+
     >>> names_code("cifar10"), names_code("shutil:rmtree")
     (False, True)
+    >>> names_code("pretrained:efficientnet_lite0"), names_code("pretrained:shutil:rmtree")
+    (False, True)
     """
-    return isinstance(name, str) and ":" in name
+    return isinstance(name, str) and ":" in name.removeprefix(PRETRAINED)
 
 
 def code_named(values: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tcil.foundation.arrays import whole_number
 from tcil.foundation.errors import invalid
-from tcil.foundation.extensions import called, extension, found
+from tcil.foundation.extensions import PRETRAINED, called, extension, found
 
 __all__ = ["ResNet", "network_factory", "resnet18", "resnet32", "small_cnn", "small_resnet", "tiny_resnet"]
 
@@ -252,7 +252,8 @@ def network_factory(name: str) -> Callable[[int], ResNet]:
     Parameters
     ----------
     name : str
-        One of tcil's networks, an entry point in `tcil.networks`, or `package.module:name`.
+        One of tcil's networks, an entry point in `tcil.networks`, or `package.module:name`; or `pretrained:NAME` for a
+        head on the features of a pre-trained backbone (see `load_backbone`).
 
     Returns
     -------
@@ -267,6 +268,10 @@ def network_factory(name: str) -> Callable[[int], ResNet]:
     """
     if name in NETWORKS:
         return NETWORKS[name]
+    if name.startswith(PRETRAINED):
+        from tcil.incremental.pretrained.networks import pretrained_factory
+
+        return cast(Callable[[int], ResNet], pretrained_factory(name))
     return _OwnNetwork(name, extension("network", name, NETWORKS))
 
 

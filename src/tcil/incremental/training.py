@@ -81,6 +81,9 @@ def train_stage(
     """
     pixels, together = Pixels(dataset), ranks.current()
     device = dataset.train.images.device
+    if stage.observe is not None:
+        _observe(stage, pixels, dataset.train, columns, batch_size, generator, state, on_epoch, stop)
+        return
     steps = make_optimizer(optimizer, stage.parameters, stage.schedule.lr, stage.schedule.weight_decay)
     restore_optimizer(steps, state.optimizer)
     if state.generator is not None:
@@ -122,6 +125,33 @@ def train_stage(
             raise TrainingDiverged(f"stage {stage.name}, epoch {epoch}: no gradient fits into fp16; take bf16")
         on_epoch(EpochState(epoch + 1, optimizer_tensors(steps), generator.get_state(), scale=scaler.state()), mean)
     model.eval()
+
+
+def _observe(
+    stage: Stage,
+    pixels: Pixels,
+    part: ImageSet,
+    columns: Tensor,
+    batch_size: int,
+    generator: torch.Generator,
+    state: EpochState,
+    on_epoch: Callable[[EpochState, float], None],
+    stop: Callable[[], bool],
+) -> None:
+    """A stage without gradients: each image once, in the order of the rows. Every rank looks at all of them."""
+    assert stage.observe is not None
+    if state.epoch:
+        return
+    together, batches, nothing = ranks.current(), stage.rows.split(batch_size), torch.zeros(())
+    for done, rows in enumerate(batches):
+        if done < state.step:
+            continue
+        with torch.no_grad():
+            x = pixels.plain(part, rows)
+            stage.observe(x, columns[rows].to(x.device))
+        if together.total(torch.tensor(float(stop()))) > 0:
+            raise Interrupted(EpochState(0, {}, generator.get_state(), done + 1, stage.rows, nothing))
+    on_epoch(EpochState(1, {}, generator.get_state()), 0.0)
 
 
 def _share(together: Ranks, n_rows: int) -> tuple[slice, float]:

@@ -409,6 +409,36 @@ class TestStream:
             everything += parts
         assert sorted(everything) == list(range(1200))
 
+    def test_classes_come_back_with_other_images(self):
+        plain, stream = self.stream(), self.stream(returning=2)
+        assert [len(task.returned) for task in stream] == [0, 2, 2]
+        assert [task.columns for task in stream] == [task.columns for task in plain]
+        returned = [column for task in stream for column in task.returned]
+        assert len(set(returned)) == 4
+        rows = torch.cat([torch.cat([task.train, task.pool]) for task in stream])
+        assert sorted(rows.tolist()) == list(range(1200))  # each image once, in one task
+        for task, before in zip(stream, plain, strict=True):
+            assert all(column < task.columns.start for column in task.returned)
+            assert sorted(set(stream.columns[task.train].tolist())) == sorted(task.current)
+            assert torch.bincount(stream.columns[task.valid], minlength=12)[task.current].tolist() == [5] * len(
+                task.current
+            )
+            assert torch.bincount(stream.columns[task.pool], minlength=12)[task.current].tolist() == [9] * len(
+                task.current
+            )
+            own = task.pool[torch.isin(stream.columns[task.pool], torch.tensor(task.columns))]
+            assert own.tolist() == before.pool.tolist()  # what new classes hold out is as it was
+            for column in task.columns:
+                share = int((stream.columns[task.train] == column).sum())
+                assert share == (46 if column in returned else 91)
+        assert self.stream(returning=2)[2].returned == stream[2].returned
+        redrawn = stream.redrawn(stream[1], torch.Generator().manual_seed(0))
+        assert torch.bincount(stream.columns[redrawn], minlength=12)[stream[1].current].tolist() == [5] * 6
+
+    def test_classes_come_back_only_with_images_left(self):
+        with pytest.raises(ValueError, match="returning: got 1, with 2 images left"):
+            self.stream(returning=1, valid_per_class=5, pool_per_class=95)
+
     def test_columns_follow_the_class_order(self):
         stream = self.stream()
         for column, label in enumerate(stream.order):

@@ -1,6 +1,7 @@
 """The calibrators, one file per method; `base` is what they share, `maps` what they leave behind."""
 
 from tcil.calibration.calibrators.base import Calibrator, SingleTemperature, load
+from tcil.calibration.calibrators.class_statistics import StatisticsResult, StatisticsTemperatureScaling
 from tcil.calibration.calibrators.ensemble import EnsembleResult, EnsembleTemperatureScaling
 from tcil.calibration.calibrators.isotonic import IsotonicResult, MulticlassIsotonic
 from tcil.calibration.calibrators.maps import CalibrationMap
@@ -41,6 +42,8 @@ __all__ = [
     "PerturbedResult",
     "PerturbedTemperatureScaling",
     "SingleTemperature",
+    "StatisticsResult",
+    "StatisticsTemperatureScaling",
     "TCILEvidence",
     "TCILResult",
     "TemperatureScaling",

@@ -62,6 +62,7 @@ class StudyOptions:
     ] = None
     dataset: Annotated[str | None, typer.Option(help="see 'tcil datasets'")] = None
     learner: Annotated[str | None, typer.Option(help="see 'tcil learners'")] = None
+    network: Annotated[str | None, typer.Option(help="see 'tcil networks'; or pretrained:NAME")] = None
     seeds: Annotated[str | None, typer.Option(help="training seeds, such as 1,2,3")] = None
     setting: Annotated[
         list[str] | None,
@@ -81,7 +82,7 @@ class StudyOptions:
         values = read_toml(self.study) if self.study else {}
         flags = {
             "preset": self.preset, "dataset": self.dataset, "learner": self.learner, "reserve": self.reserve,
-            "precision": self.precision,
+            "precision": self.precision, "network": self.network,
         }  # fmt: skip
         values |= {key: value for key, value in flags.items() if value is not None}
         if self.dataset is not None and self.preset is None:

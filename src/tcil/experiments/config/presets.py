@@ -36,6 +36,12 @@ _MINI = {
     "batch_size": 32, "crop": 0,
 }  # fmt: skip
 
+_PRETRAINED = {
+    "network": "pretrained:efficientnet_lite0,side=96", "validation": 500, "validation_pool": 500, "reserve": 0.1,
+    "epochs": 20, "milestones": [10, 15], "lr": 0.01, "weight_decay": 2e-4, "batch_size": 128,
+    "validation_seed": "seed",
+}  # fmt: skip
+
 # A preset may say more: under "by_learner", keys that replace its own for a learner; under "at_20_tasks", for 20 tasks.
 # "validation_seed": "seed" draws other validation images for each seed, as the authors do.
 DEFAULT_PRESET = "letters"  # of those who name neither a preset nor a dataset
@@ -86,6 +92,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cifar100-mini": {
         **_MINI, "weight_decay": 2e-3, "validation_seed": "seed",  # as much decay in a task as the paper's cifar100
         "by_learner": _SHORT_LEARNERS,
+    },
+    # Heads on frozen features of a pre-trained backbone: no images are trained on, and a minute is enough for a run.
+    "cifar100-pretrained": {**_PRETRAINED, "dataset": "cifar100", "tasks": 10, "memory": 2000},
+    "tiny-imagenet-pretrained": {
+        **_PRETRAINED, "dataset": "tiny-imagenet", "tasks": 5, "memory": 400, "validation": 80, "validation_pool": 80,
     },
     # cifar100-mini as it was in version 0.2.0: the runs in docs/results/runs and docs/results/beyond are of this one.
     "cifar100-mini-0.2": {

@@ -30,7 +30,7 @@ from tcil.foundation.extensions import code_named, consent
 FORMAT = 1  # of run folders; part of every run's key
 DATA_OPTIONS = ("image_side", "train_per_class", "test_per_class", "data_seed")  # of datasets; none by default
 # What early runs do not have, with its default.
-_LATER = {**dict.fromkeys(DATA_OPTIONS), "lr_shape": "steps", "precision": "fp32"}
+_LATER = {**dict.fromkeys(DATA_OPTIONS), "lr_shape": "steps", "precision": "fp32", "returning": 0}
 _OWN_WORDS = {"code": True}  # the context in which settings may name code to be imported
 Count = Annotated[int, Field(le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -62,7 +62,7 @@ class RunSettings(BaseModel):
     weight_decay: float = Field(2e-4, ge=0, description="weight decay of the optimizer")
     batch_size: Count = Field(32, ge=1, description="images of a training step")
     crop: int | None = Field(None, ge=0, le=1024, description="pixels that crops move; none: as the dataset has it")
-    memory: Count = Field(60, ge=1, description="exemplars of all old classes together")
+    memory: Count = Field(60, ge=0, description="exemplars of all old classes together; 0 for ncm and ranpac")
     validation: Count = Field(40, ge=0, description="validation images of a new task in all")
     validation_pool: Count = Field(80, ge=0, description="held-out images of a new task in all, validation included")
     reserve: float = Field(
@@ -89,6 +89,7 @@ class RunSettings(BaseModel):
         None, ge=1, le=100_000, description="test images of each class, likewise; none: 200, or 250 (large)"
     )
     data_seed: Seed | None = Field(None, ge=0, description="which images letters(-large) draw; none: 0")
+    returning: Count = Field(0, ge=0, description="old classes that come back with each task, with half their images")
     precision: str = Field("fp32", description="of training steps: fp32, bf16 or fp16 (mixed, for GPUs)")
 
     @model_validator(mode="before")

@@ -121,7 +121,7 @@ def _pushed(paper: PerturbedExemplars, magnitude: float) -> dict[str, OldAndNew 
 def exemplars_of(task: FinishedTask) -> AbstractContextManager[Exemplars]:
     """A finished task's exemplars as T-CIL sees them, with its batches and its folded batch norms."""
     assert task.model is not None
-    return open_exemplars(task.model, task.memory, task.new_columns, classes=task.seen)
+    return open_exemplars(task.model, task.memory, task.current, classes=task.seen)
 
 
 def temperature(perturbed: PerturbedExemplars, magnitude: float, *, new_only: bool) -> TemperatureFit:
@@ -176,9 +176,7 @@ def memory_cost(task: FinishedTask, tell: Callable[[int], None] = lambda _done: 
             started = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", tcil.CalibrationWarning)
-                tcil.TCIL().fit(
-                    task.model, (images[rows], columns[rows]), task.valid, task.new_columns, classes=task.seen
-                )
+                tcil.TCIL().fit(task.model, (images[rows], columns[rows]), task.valid, task.current, classes=task.seen)
             times.append(time.perf_counter() - started)
         sizes.append(float(len(rows)))
         seconds.append(min(times))

@@ -106,7 +106,7 @@ def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None, *, backed:
         return torch.softmax(logits.double(), dim=1) if fitted is None else fitted.predict_proba(logits)
 
     probs = probabilities(logits)
-    groups = metrics.predicted_groups(probs, task.new_columns)
+    groups = metrics.predicted_groups(probs, task.current)
     starts = np.array([columns.start for columns in task.task_columns])
     origin = np.searchsorted(starts, labels.numpy(), side="right") - 1
     ece = metrics.expected_calibration_error(probs, labels, groups=groups)

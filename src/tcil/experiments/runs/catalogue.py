@@ -34,6 +34,9 @@ CATALOGUE = {
     "exemplar-ts": Description(
         "Exemplar TS", "temperature scaling on unperturbed exemplars (T near 0: why T-CIL perturbs them)"
     ),
+    "statistics-ts": Description(
+        "Statistics TS", "temperature scaling with old classes drawn from statistics of frozen features"
+    ),
     "optimal-ts": Description("Optimal TS", "temperature scaling on the test set: the oracle", ORACLE),
     "optimal-group-ts": Description(
         "Optimal group TS", "one temperature per predicted group, old or new, on the test set", ORACLE

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from tcil.incremental.arithmetic import Precision
 from tcil.incremental.data.datasets import dataset_reader
 from tcil.incremental.learners.registry import learner_type
 from tcil.incremental.networks import network_factory
+from tcil.incremental.pretrained.features import OnFile
+from tcil.incremental.pretrained.networks import is_pretrained
 from tcil.incremental.training import OptimizerKind
 
 Display = Callable[[str], AbstractContextManager[Listener]]  # of a title; shows where a run stands
@@ -51,12 +53,13 @@ def complete_run(
     folder = out / settings.name
     limits: dict[str, Any] = {"until": until, "backup": backup}
     limits |= {"device": device, "compiled": compiled, "stop": stopping.requested}
-    run = Run(settings, folder, data=data, **limits)
+    with _features_shown(settings, display) as on_features:
+        run = Run(settings, folder, data=data, on_features=on_features, **limits)
     with run.store.held():
         result = _shown(run, calibrators, log, display, "")
         if full_data and settings.validation:
             everything = settings.on_all_data()
-            other = Run(everything, out / everything.name, dataset=run.dataset, **limits)
+            other = Run(everything, out / everything.name, dataset=run.images, **limits)
             with other.store.held(stopping.check):  # whoever works on it does what is needed here
                 beside = _shown(other, ["vanilla"], log, display, " all data")
             result = _with_all_data(result, beside)
@@ -65,6 +68,16 @@ def complete_run(
             run.store.write_results(result)
             run.back_up()
         return StoredRun(folder, run.store.with_parts(result))
+
+
+@contextmanager
+def _features_shown(settings: RunSettings, display: Display) -> Iterator[OnFile]:
+    """What is told of the features of a pre-trained backbone while they are computed."""
+    if not is_pretrained(settings.network):
+        yield lambda done, files: None
+        return
+    with display(f"features of {settings.network}") as shown:
+        yield lambda done, files: shown(Progress(0, 1, "features", done, files))
 
 
 def _with_all_data(result: RunResult, beside: RunResult) -> RunResult:

@@ -53,6 +53,8 @@ class FinishedTask:
         What earlier tasks left, by calibrator.
     remembered : dict or None
         The history of the calibrator that is being fitted.
+    returned : tuple of int
+        Columns of old classes that came back with this task, with validation images of theirs.
 
     Examples
     --------
@@ -82,11 +84,17 @@ class FinishedTask:
     history: Mapping[str, JsonObject] = field(default_factory=dict)
     remembered: JsonObject | None = None  # history of the calibrator that is being fitted
     reserve: Labelled | None = None
+    returned: tuple[int, ...] = ()
 
     @property
     def seen(self) -> range:
         """All columns seen so far."""
         return range(self.new_columns.stop)
+
+    @property
+    def current(self) -> list[int]:
+        """What calibrators take as new classes: those that the task brought images of, for the first time or again."""
+        return [*self.new_columns, *self.returned]
 
 
 class NotApplicable(Exception):
@@ -161,22 +169,29 @@ def _needs_images(task: FinishedTask) -> tuple[nn.Module, Labelled, Labelled]:
     return task.model, task.memory, task.valid
 
 
+def _needs_exemplars(task: FinishedTask) -> tuple[nn.Module, Labelled, Labelled]:
+    model, memory, valid = _needs_images(task)
+    if not len(memory[1]):
+        raise NotApplicable(NotApplicableReason.NEEDS_MEMORY)
+    return model, memory, valid
+
+
 def _perturb_ts(task: FinishedTask, **options: Any) -> Calibrator:
     model, _, valid = _needs_images(task)
     return tcil.PerturbedTemperatureScaling(**options).fit(model, valid, classes=task.seen)
 
 
 def _t_cil(task: FinishedTask, **options: Any) -> Calibrator:
-    model, memory, valid = _needs_images(task)
-    return tcil.TCIL(**options).fit(model, memory, valid, task.new_columns, classes=task.seen)
+    model, memory, valid = _needs_exemplars(task)
+    return tcil.TCIL(**options).fit(model, memory, valid, task.current, classes=task.seen)
 
 
 def _pact(task: FinishedTask, **options: Any) -> Calibrator:
-    model, memory, valid = _needs_images(task)
+    model, memory, valid = _needs_exemplars(task)
     if task.imbalance is None and task.index > 0:
         raise NotApplicable(NotApplicableReason.NEEDS_COUNTS)
     return tcil.PACT(**options).fit(
-        model, memory, valid, task.new_columns, classes=task.seen, imbalance=task.imbalance, history=task.remembered
+        model, memory, valid, task.current, classes=task.seen, imbalance=task.imbalance, history=task.remembered
     )
 
 
@@ -187,9 +202,18 @@ def _pact_r(task: FinishedTask, **options: Any) -> Calibrator:
     if task.imbalance is None and task.index > 0:
         raise NotApplicable(NotApplicableReason.NEEDS_COUNTS)
     return tcil.PACT(**options).fit(
-        model, memory, valid, task.new_columns, classes=task.seen, imbalance=task.imbalance, reserve=task.reserve,
+        model, memory, valid, task.current, classes=task.seen, imbalance=task.imbalance, reserve=task.reserve,
         history=task.remembered,
     )  # fmt: skip
+
+
+def _statistics(task: FinishedTask, **options: Any) -> Calibrator:
+    if task.model is None or task.valid is None:
+        raise NotApplicable(NotApplicableReason.NEEDS_IMAGES)
+    if task.remembered is None and task.index > 0:
+        raise NotApplicable(NotApplicableReason.NEEDS_FIRST_TASK)
+    calibrator = tcil.StatisticsTemperatureScaling(**options)
+    return calibrator.fit(task.model, task.valid, task.current, classes=task.seen, history=task.remembered)
 
 
 def _first_task(task: FinishedTask, **options: Any) -> Calibrator:
@@ -205,7 +229,7 @@ def _first_task(task: FinishedTask, **options: Any) -> Calibrator:
 def _reserve(task: FinishedTask) -> Labelled:
     if not len(task.reserve_columns):
         raise NotApplicable(NotApplicableReason.NEEDS_RESERVE)
-    old = task.reserve_columns < task.new_columns.start
+    old = ~torch.isin(task.reserve_columns, torch.tensor(task.current))
     if not bool(old.any()):
         raise NotApplicable(NotApplicableReason.NO_OLD_TASK)
     # Old classes from the reserve, new ones from the validation set.
@@ -235,7 +259,7 @@ def _on(data: Callable[[FinishedTask], Labelled], kind: Callable[..., Any]) -> F
 
 
 def _on_groups(data: Callable[[FinishedTask], Labelled]) -> Fit:
-    return lambda task: tcil.GroupTemperatureScaling().fit(*data(task), new_classes=task.new_columns)
+    return lambda task: tcil.GroupTemperatureScaling().fit(*data(task), new_classes=task.current)
 
 
 def _t_cil_interval(evidence: TCILEvidence) -> Interval | None:
@@ -280,6 +304,10 @@ CALIBRATORS: dict[str, Entry] = dict(
 )
 
 
+# On top of them, for networks whose inputs are features that do not change from task to task; or on request.
+ON_FEATURES: dict[str, Entry] = dict([_entry("statistics-ts", _statistics, tcil.StatisticsTemperatureScaling)])
+
+
 def specs_of(text: str | None) -> list[str] | None:
     """Calibrators by comma, each a name or `name[option=value,...]`; None stays None, which means all."""
     if text is None:
@@ -295,9 +323,10 @@ def entry_of(name: str) -> Entry:
     name, bracket, options = name.partition("[")
     if bracket:
         return _with_options(name, entry_of(name), options.removesuffix("]"))
-    if name in CALIBRATORS:
-        return CALIBRATORS[name]
-    entry = extension("calibrator", name, CALIBRATORS)
+    own = {**CALIBRATORS, **ON_FEATURES}
+    if name in own:
+        return own[name]
+    entry = extension("calibrator", name, own)
     if not isinstance(entry, Entry) and callable(entry):
         try:
             entry = entry()

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tcil.experiments.config.settings import RunSettings
 from tcil.experiments.process.progress import Listener, Progress
 from tcil.experiments.process.stopping import Stopped
 from tcil.experiments.runs import checkpoints, evaluate
 from tcil.experiments.runs.calibrate import calibrate
-from tcil.experiments.runs.entries import CALIBRATORS, FinishedTask
+from tcil.experiments.runs.entries import CALIBRATORS, ON_FEATURES, FinishedTask
 from tcil.experiments.runs.evaluate import TaskLogits
 from tcil.experiments.runs.identity import check_folder
 from tcil.experiments.runs.machine import Machine
@@ -35,6 +36,8 @@ from tcil.incremental.learners import Learner, TaskData, make_learner
 from tcil.incremental.learners.base import Schedule, Stage
 from tcil.incremental.networks import ResNet, network_factory
 from tcil.incremental.placement import Placement, choose_placement
+from tcil.incremental.pretrained.features import OnFile
+from tcil.incremental.pretrained.networks import PretrainedFactory
 from tcil.incremental.training import EpochState, Interrupted, OptimizerKind, train_stage
 
 
@@ -44,6 +47,9 @@ class Run:
     Once `stop` says so, it finishes its step, saves, and raises `Stopped`. With `until`, only the first so many tasks
     are done, exactly as in the whole run, which a later call completes. `backup` is a folder that after every task gets
     a copy from which the run can resume.
+
+    With a network on a pre-trained backbone, the features of the images are computed before, into the folder `features`
+    beside the run's own, where other runs find them; `on_features` is told how many files of them are done.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Run:
         stop: Callable[[], bool] = lambda: False,
         until: int | None = None,
         backup: Path | None = None,
+        on_features: OnFile = lambda done, files: None,
     ) -> None:
         self.settings, self._backup = settings, backup
         self.store = RunFolder(folder)
@@ -71,6 +78,13 @@ class Run:
         )
         if settings.crop is not None:
             self.dataset = replace(self.dataset, padding=settings.crop)
+        self.images, self._network = self.dataset, network_factory(settings.network)
+        named: object = self._network
+        if isinstance(named, PretrainedFactory):
+            where, told = folder.parent / FEATURES, _until(stop, on_features)
+            factory, self.dataset = named.inputs(self.dataset, where, told)
+            self._network = cast(Callable[[int], ResNet], factory)
+        self._on_features = isinstance(named, PretrainedFactory)
         self.stream = make_stream(settings, self.dataset)
         self.n_tasks, self.n_classes = len(self.stream), self.stream.seen(len(self.stream) - 1)
         if until is not None:
@@ -78,7 +92,7 @@ class Run:
                 raise invalid("tasks-until", f"{until}", "at least 1")
             self.stream = self.stream.first(until)
         self._learner()  # its options are checked before any work
-        check_network(settings.network, self.dataset)
+        check_network(settings.network, self._network, self.dataset)
 
     def execute(
         self, calibrators: Sequence[str] | None = None, listener: Listener = lambda progress: None
@@ -87,7 +101,11 @@ class Run:
         with self.store.held():
             self._begin()
             with self.threads():
-                return self._execute(calibrators or list(CALIBRATORS), listener)
+                return self._execute(calibrators or self._all_calibrators(), listener)
+
+    def _all_calibrators(self) -> list[str]:
+        """Those of the tables, and those that need features which do not change."""
+        return [*CALIBRATORS, *(ON_FEATURES if self._on_features else ())]
 
     def _execute(self, calibrators: Sequence[str], listener: Listener) -> RunResult:
         settings, done = StoredSettings.of(self.settings), list[TaskResult]()
@@ -256,10 +274,32 @@ class Run:
             model=learner.model,
             memory=(pixels.plain(train, memory.rows), columns[memory.rows]),
             valid=(pixels.plain(train, valid), columns[valid]) if len(valid) else None,
-            imbalance=memory.imbalance(task),
+            imbalance=self._imbalance(task, memory, learner),
             history=history,
             reserve=(pixels.plain(train, spare), columns[spare]) if len(spare) else None,
+            returned=task.returned,
         )
+
+    def _imbalance(self, task: Task, memory: Memory, learner: Learner) -> float | None:
+        """Presentations of images of a new class for each one of an old class; classes that came back are new."""
+        if len(task.current) == task.columns.stop:
+            return None
+        if not learner.rehearses and not task.returned:
+            return 1.0
+        if not task.returned:
+            whole = memory.imbalance(task)
+            return whole / learner.replays(len(task.train), memory.rehearsed) if whole is not None else None
+        seen, current = task.columns.stop, torch.tensor(task.current)
+        presented = torch.bincount(self.stream.columns[task.train], minlength=seen).double()
+        if learner.rehearses:
+            share = memory.rehearsed / task.columns.start
+            presented[: task.columns.start] += share * learner.replays(len(task.train), memory.rehearsed)
+        else:  # what was seen of a class in all tasks
+            before = [self.stream.columns[self.stream[i].train] for i in range(task.index)]
+            presented += torch.bincount(torch.cat(before), minlength=seen)
+        is_new = torch.zeros(seen, dtype=torch.bool)
+        is_new[current] = True
+        return float(presented[is_new].mean() / presented[~is_new].mean())
 
     def stored_result(self, task: int, whole: RunResult | None) -> TaskResult | None:
         """What a task's own file holds; where that is damaged, what the results of all tasks have of it."""
@@ -287,8 +327,7 @@ class Run:
         """Threads and layout that the run began with."""
 
         def choose() -> Placement:
-            network = network_factory(self.settings.network)
-            return choose_placement(network, self.dataset.image_shape, self.settings.batch_size)
+            return choose_placement(self._network, self.dataset.image_shape, self.settings.batch_size)
 
         with self.machine.placed(choose) as layout:
             if layout is not None:
@@ -297,7 +336,7 @@ class Run:
 
     def _learner(self) -> Learner:
         s = self.settings
-        make, form = network_factory(s.network), self.dataset.layout.form
+        make, form = self._network, self.dataset.layout.form
 
         def network(n_classes: int) -> ResNet:
             return make(n_classes).to(memory_format=form)  # type: ignore[call-overload, no-any-return]
@@ -310,9 +349,23 @@ class Run:
             raise Stopped("stopped on request; run the same command again to resume")
 
 
-def check_network(name: str, dataset: Dataset) -> None:
+FEATURES = "features"  # the folder of cached features, beside the folders of runs
+
+
+def _until(stop: Callable[[], bool], on_features: OnFile) -> OnFile:
+    """Between files, `on_features`; or, once `stop` says so, the end."""
+
+    def on_file(done: int, files: int) -> None:
+        if stop() and done < files:
+            raise Stopped(f"stopped at {done} of {files} files of features; the same command goes on where it was")
+        on_features(done, files)
+
+    return on_file
+
+
+def check_network(name: str, make: Callable[[int], nn.Module], dataset: Dataset) -> None:
     """Whether the network takes the images of the dataset."""
-    network = network_factory(name)(2).eval()
+    network = make(2).eval()
     try:
         with torch.no_grad():
             network(torch.zeros(1, *dataset.image_shape))

@@ -13,6 +13,7 @@ from tcil.foundation.errors import invalid
 from tcil.incremental.data.images import Dataset
 from tcil.incremental.data.memory import Memory, UniformMemory
 from tcil.incremental.data.stream import Task, TaskStream, class_order, equal_sizes
+from tcil.incremental.learners.registry import learner_type
 
 EXEMPLARS, RESERVE = 8, 9  # what a task's generators of these numbers draw; those before them belong to its stages
 
@@ -26,7 +27,11 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
     sizes = equal_sizes(len(order), settings.tasks) if isinstance(settings.tasks, int) else list(settings.tasks)
     if sizes[0] < 2:
         raise invalid("tasks", f"{sizes}", "at least two classes in the first task: with one there is nothing to tell")
-    if sum(sizes) > settings.memory or share_of(settings, sum(sizes))[0] < 1:
+    if not settings.memory:
+        if learner_type(settings.learner).rehearses or settings.reserve:
+            needs = "a reserve" if settings.reserve else settings.learner
+            raise invalid("memory", "0", f"at least one exemplar for each class: {needs} needs exemplars")
+    elif sum(sizes) > settings.memory or share_of(settings, sum(sizes))[0] < 1:
         raise invalid("memory", f"{settings.memory}", f"at least one exemplar for each of {sum(sizes)} classes")
     if settings.validation and settings.validation < max(sizes):
         raise invalid(
@@ -41,6 +46,7 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
         pool_per_class=[settings.validation_pool // size for size in sizes],
         seed=settings.validation_seed,
         reserve_per_class=[share_of(settings, count)[1] for count in seen],
+        returning=settings.returning,
     )
 
 
@@ -68,6 +74,8 @@ def task_generator(settings: RunSettings, task: int, purpose: int) -> torch.Gene
 def update_memory(settings: RunSettings, stream: TaskStream, task: Task, memory: Memory) -> Memory:
     """The paper's memory after a task; with a reserve, that share of it is held-out rows instead of exemplars."""
     seen = task.columns.stop
+    if not settings.memory:
+        return Memory()
     kept, held = share_of(settings, seen)
 
     def by_class(rows: Tensor) -> dict[int, Tensor]:
@@ -92,5 +100,5 @@ def check_indices(stream: TaskStream, index: int, exemplars: dict[int, Tensor], 
     reserved = {int(row) for rows in reserve.values() for row in rows}
     if trained & held or not kept <= trained or not reserved <= held or kept & held:
         raise RuntimeError(f"task {index}: training, validation and memory rows are not apart")
-    if set(stream.columns[stream[index].valid].tolist()) - set(stream[index].columns):
+    if set(stream.columns[stream[index].valid].tolist()) - set(stream[index].current):
         raise RuntimeError(f"task {index}: validation rows of old classes")

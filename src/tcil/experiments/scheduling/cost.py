@@ -21,6 +21,7 @@ from tcil.incremental.data.layout import Layout
 from tcil.incremental.data.stream import equal_sizes
 from tcil.incremental.networks import network_factory
 from tcil.incremental.placement import step_seconds
+from tcil.incremental.pretrained.networks import input_shape
 
 FORWARD = 1 / 3  # of an image pass
 LARGEST_BATCH, MOST_SECONDS = 64, 5.0  # of a measurement, about: an image of a larger batch takes as long
@@ -120,6 +121,8 @@ def count_passes(settings: RunSettings, sizes: Sequence[int], rows: Sequence[int
         share = share_of(settings, seen)[0] if seen else 0
         every, balanced = own + share * seen, share * (seen + classes)
         stages: dict[str, float] = {"train": epochs * every}
+        if settings.learner in ("ncm", "ranpac"):
+            stages["train"] = FORWARD * own
         if seen and settings.learner in ("eeil", "wa", "bic"):
             stages["train"] += FORWARD * epochs * every
         if seen and settings.learner == "eeil":
@@ -146,8 +149,9 @@ def passes_as_released(settings: RunSettings) -> Passes:
 @cache
 def seconds_per_image(network: str, batch_size: int, shape: tuple[int, ...]) -> float:
     """One training step of the network, measured: the best of three, or of fewer where they take long."""
-    layout, few = Layout.CHANNELS_LAST, 4
-    model = network_factory(network)(10).to(memory_format=layout.form)  # type: ignore[call-overload]
+    layout, few, make = Layout.CHANNELS_LAST, 4, network_factory(network)
+    shape = input_shape(make) or shape
+    model = make(10).to(memory_format=layout.form)  # type: ignore[call-overload]
     warm = min(step_seconds(model, shape, layout, few) for _ in range(2))  # the first step of a process takes longer
     batch_size = min(batch_size, LARGEST_BATCH, max(few, int(few * MOST_SECONDS / 3 / warm)))
     best, started = float("inf"), time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from tcil.foundation.errors import invalid
 from tcil.incremental.data.layout import Layout
+
+_KINDS = (torch.uint8, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +22,7 @@ class ImageSet:
     Attributes
     ----------
     images : tensor (N, C, H, W)
-        As uint8.
+        As uint8; or, of a frozen backbone, feature maps in half or single precision.
     labels : tensor (N,)
         As int64.
 
@@ -35,9 +38,11 @@ class ImageSet:
     labels: Tensor
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+        if self.images.dtype not in _KINDS or self.images.ndim != 4:
             raise invalid(
-                "images", f"{self.images.dtype} of shape {tuple(self.images.shape)}", "uint8 images (N, C, H, W)"
+                "images",
+                f"{self.images.dtype} of shape {tuple(self.images.shape)}",
+                "uint8 images (N, C, H, W), or feature maps",
             )
         if self.labels.dtype != torch.long or self.labels.shape != (len(self.images),):
             raise invalid(
@@ -70,6 +75,8 @@ class Dataset:
         Of the batches made of it.
     revision : int
         Raised by a reader that changes its normalisation: runs of other revisions are not continued.
+    source : dict, optional
+        What tells the images from others, where these are features that were computed from them. Default: a checksum.
 
     Examples
     --------
@@ -89,6 +96,7 @@ class Dataset:
     flip: bool = True
     layout: Layout = Layout.CHANNELS_LAST
     revision: int = 1
+    source: Mapping[str, int | str] | None = None
 
     @property
     def n_classes(self) -> int:
@@ -102,6 +110,8 @@ class Dataset:
 
     def fingerprint(self) -> dict[str, int | str]:
         """What tells these images and labels from others."""
+        if self.source is not None:
+            return dict(self.source)
         digest = hashlib.sha256()
         for part in (self.train, self.test):
             for tensor in (part.images, part.labels):
@@ -134,7 +144,7 @@ class Pixels:
         device = dataset.train.images.device
         std = torch.tensor(dataset.std, device=device).view(1, -1, 1, 1)
         # (x / 255 - mean) / std as one multiplication and one addition.
-        self._scale = 1.0 / (255.0 * std)
+        self._scale = 1.0 / ((255.0 if dataset.train.images.dtype == torch.uint8 else 1.0) * std)
         self._shift = -torch.tensor(dataset.mean, device=device).view(1, -1, 1, 1) / std
         self._padding, self._flip, self._form = dataset.padding, dataset.flip, dataset.layout.form
 

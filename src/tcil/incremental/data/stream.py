@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ class Task:
 
     `pool` is held out of training and in a random order within each class; `valid` is its first part. `reserve` is held
     out as well, for the comparison with old-task validation data. Tasks are numbered from 0.
+
+    `returned` are columns of old classes that come back: with images of theirs that were not there before, in `train`
+    and held out of it.
     """
 
     index: int
@@ -26,6 +29,12 @@ class Task:
     valid: Tensor
     pool: Tensor
     reserve: Tensor
+    returned: tuple[int, ...] = ()
+
+    @property
+    def current(self) -> list[int]:
+        """The columns of all classes that this task brings images of, for the first time or again."""
+        return [*self.columns, *self.returned]
 
 
 class TaskStream:
@@ -34,6 +43,9 @@ class TaskStream:
     `order` lists the class labels in the order in which they come: column i of the logits is class `order[i]`. Rows are
     split per class and at random by `seed`: `valid_per_class` for validation out of a pool of `pool_per_class` held-out
     rows, `reserve_per_class` for the old-task reserve, the rest for training. Each is a number, or one for each task.
+
+    With `returning`, so many old classes come back with each later task, drawn by `seed`, each class once at most. Half
+    of such a class's training rows are kept for then; as many of them as for a new class are held out.
 
     >>> import torch
     >>> from tcil.incremental.data.stream import TaskStream
@@ -55,6 +67,7 @@ class TaskStream:
         pool_per_class: int | Sequence[int],
         seed: int,
         reserve_per_class: int | Sequence[int] = 0,
+        returning: int = 0,
     ) -> None:
         if len(set(order)) != len(order) or not set(order) <= set(labels.unique().tolist()):
             raise invalid("order", f"{list(order)[:8]}", "distinct classes of the training set")
@@ -90,8 +103,43 @@ class TaskStream:
                 parts["pool"].append(rows[: pools[index]])
                 parts["reserve"].append(rows[pools[index] : held])
                 parts["train"].append(rows[held:].sort().values)
-            self._tasks.append(Task(index, columns, **{name: torch.cat(rows) for name, rows in parts.items()}))
+            joined = (torch.cat(parts[name]) for name in ("train", "valid", "pool", "reserve"))
+            self._tasks.append(Task(index, columns, *joined))
             start += size
+        if returning:
+            self._bring_back(returning, valids, pools, seed)
+
+    def _bring_back(self, returning: int, valids: Sequence[int], pools: Sequence[int], seed: int) -> None:
+        """Move half the training rows of some old classes to later tasks."""
+        generator = torch.Generator().manual_seed(seed)
+        waiting: list[int] = []
+        for index, task in enumerate(self._tasks):
+            order = torch.randperm(len(waiting), generator=generator)[:returning].tolist()
+            returned = tuple(sorted(waiting[place] for place in order))
+            waiting = [column for column in waiting if column not in returned] + list(task.columns)
+            parts: dict[str, list[Tensor]] = {"train": [task.train], "valid": [task.valid], "pool": [task.pool]}
+            for column in returned:
+                later = self._second_half(column, generator)
+                if len(later) <= pools[index]:
+                    given = f"{returning}, with {len(later)} images left of class {self.order[column]}"
+                    raise invalid("returning", given, f"more than {pools[index]}, which are held out")
+                for name, rows in (
+                    ("valid", later[: valids[index]]), ("pool", later[: pools[index]]), ("train", later[pools[index] :])
+                ):  # fmt: skip
+                    parts[name].append(rows)
+            train, valid, pool = (torch.cat(parts[name]) for name in ("train", "valid", "pool"))
+            self._tasks[index] = replace(self._tasks[index], train=train, valid=valid, pool=pool, returned=returned)
+
+    def _second_half(self, column: int, generator: torch.Generator) -> Tensor:
+        """Half the rows of a class, in a random order, taken out of the task that had them."""
+        home = next(index for index, task in enumerate(self._tasks) if column in task.columns)
+        task = self._tasks[home]
+        own = (self.columns[task.train] == column).nonzero().squeeze(1)
+        moved = own[torch.randperm(len(own), generator=generator)[: len(own) // 2]]
+        stays = torch.ones(len(task.train), dtype=torch.bool)
+        stays[moved] = False
+        self._tasks[home] = replace(task, train=task.train[stays])
+        return task.train[moved]
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -110,9 +158,9 @@ class TaskStream:
 
     def redrawn(self, task: Task, generator: torch.Generator) -> Tensor:
         """Another validation set of the same size out of a task's held-out pool."""
-        share = len(task.valid) // len(task.columns)
+        share = len(task.valid) // len(task.current)
         chosen = []
-        for column in task.columns:
+        for column in task.current:
             rows = task.pool[self.columns[task.pool] == column]
             chosen.append(rows[torch.randperm(len(rows), generator=generator)[:share]])
         return torch.cat(chosen)

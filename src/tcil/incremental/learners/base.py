@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tcil.foundation.errors import invalid
 from tcil.foundation.options import Option
 from tcil.incremental.networks import ResNet, seeded
+from tcil.incremental.pretrained.heads import CosineHead
 from tcil.incremental.schedule import Schedule as Schedule
 
 
@@ -119,6 +120,9 @@ class Stage:
     beside : callable, optional
         A frozen part of the network that runs beside the trained one, on the same images and as seldom as `embed`.
         A stage has one of the two at most.
+    observe : callable, optional
+        Of a stage without gradients: called with each batch of images as they are, and their columns, once and in the
+        order of `rows`. What it keeps must be in the buffers of the model. There is no loss then, and one epoch.
 
     Examples
     --------
@@ -139,6 +143,7 @@ class Stage:
     embed: Callable[[Tensor], Tensor] | None = None
     after_step: Callable[[], None] | None = None
     beside: Callable[[Tensor], Tensor] | None = None
+    observe: Callable[[Tensor, Tensor], None] | None = None
 
     def __post_init__(self) -> None:
         if self.embed is not None and self.beside is not None:
@@ -209,6 +214,9 @@ class Learner(ABC):
         The network over the classes seen.
     teacher : torch.nn.Module or None
         The network of the task before, during training.
+    rehearses : bool
+        Whether it trains on exemplars. Those that do not have seen as many images of an old class as of a new one, and
+        run without a memory (`--memory 0`).
 
     Examples
     --------
@@ -223,6 +231,7 @@ class Learner(ABC):
 
     options_type: ClassVar[type[LearnerOptions]] = LearnerOptions
     meaning: ClassVar[str] = ""
+    rehearses: ClassVar[bool] = True
     model: nn.Module
 
     def __init__(
@@ -261,6 +270,10 @@ class Learner(ABC):
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
         """Build a stage when its turn comes; `schedule` is the run's main one."""
 
+    def replays(self, n_new: int, n_exemplars: int) -> float:
+        """How often an epoch presents each exemplar, if it presents each new image once."""
+        return 1.0
+
     def end_task(self, task: TaskData) -> None:
         """After the last stage."""
         self.teacher = None
@@ -279,6 +292,9 @@ def frozen_copy(model: nn.Module) -> nn.Module:
 def grow_head(model: nn.Module, n_classes: int) -> None:
     """Add rows to `model.fc` up to `n_classes`; old rows keep their weights."""
     old = model.fc
+    if isinstance(old, CosineHead):
+        model.fc = old.grown(n_classes)
+        return
     assert isinstance(old, nn.Linear)
     grown = nn.Linear(old.in_features, n_classes).to(old.weight.device)
     with torch.no_grad():

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor, nn
 
-from tcil.incremental.learners.base import Learner, Schedule, Stage, TaskData
+from tcil.incremental.learners.base import Learner, LearnerOptions, Schedule, Stage, TaskData
+
+
+@dataclass(frozen=True)
+class EROptions(LearnerOptions):
+    """`online`: one pass over the new data, whatever `epochs` says; beside each new image an exemplar, drawn at random.
+
+    In one pass exemplars would otherwise be presented once, and old classes be forgotten: this is what online replay
+    does, batch by batch.
+    """
+
+    online: bool = False
 
 
 class ER(Learner):
@@ -15,12 +28,15 @@ class ER(Learner):
     --------
     >>> import torch, tcil
     >>> from tcil.extending import ER
-    >>> options = ER.options_type()
-    >>> ER(options, tcil.networks.small_cnn, 10, seed=1, device=torch.device("cpu")).n_classes
-    10
+    >>> options = ER.options_type(online=True)
+    >>> learner = ER(options, tcil.networks.small_cnn, 10, seed=1, device=torch.device("cpu"))
+    >>> learner.n_classes, learner.replays(n_new=500, n_exemplars=50)
+    (10, 10.0)
     """
 
     meaning = "experience replay: cross-entropy on new data and exemplars together"
+    options_type = EROptions
+    options: EROptions
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
         """Build a stage when its turn comes; `schedule` is the run's main one."""
@@ -28,4 +44,25 @@ class ER(Learner):
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return nn.functional.cross_entropy(self.logits(x, task.seen), y)
 
-        return Stage(name, task.all_rows, schedule, loss, list(self.model.parameters()))
+        rows = task.all_rows
+        if self._online:
+            schedule = replace(schedule, epochs=1, milestones=())
+            rows = self._once(task, generator)
+        return Stage(name, rows, schedule, loss, list(self.model.parameters()))
+
+    @staticmethod
+    def _once(task: TaskData, generator: torch.Generator) -> Tensor:
+        """Each new row once, and as many exemplars drawn with replacement."""
+        if not task.exemplars:
+            return task.new_rows
+        memory = torch.cat([task.exemplars[column] for column in sorted(task.exemplars)])
+        drawn = torch.randint(len(memory), (len(task.new_rows),), generator=generator)
+        return torch.cat([task.new_rows, memory[drawn]])
+
+    def replays(self, n_new: int, n_exemplars: int) -> float:
+        """How often an epoch presents each exemplar, if it presents each new image once."""
+        return n_new / n_exemplars if self._online else 1.0
+
+    @property
+    def _online(self) -> bool:
+        return bool(getattr(self.options, "online", False))  # learners made from this one have options of their own

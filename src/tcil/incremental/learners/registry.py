@@ -18,11 +18,15 @@ from tcil.incremental.learners.der import DER
 from tcil.incremental.learners.eeil import EEIL
 from tcil.incremental.learners.er import ER
 from tcil.incremental.learners.la import LA
+from tcil.incremental.learners.ncm import NCM
+from tcil.incremental.learners.ranpac import RanPAC
 from tcil.incremental.learners.wa import WA
 from tcil.incremental.networks import ResNet
 
 LARGEST = 2**31 - 1  # of an option that is a number
-LEARNERS: dict[str, type[Learner]] = {"er": ER, "eeil": EEIL, "wa": WA, "der": DER, "bic": BiC, "la": LA}
+LEARNERS: dict[str, type[Learner]] = {
+    "er": ER, "eeil": EEIL, "wa": WA, "der": DER, "bic": BiC, "la": LA, "ncm": NCM, "ranpac": RanPAC,
+}  # fmt: skip
 
 
 def make_learner(
@@ -34,7 +38,7 @@ def make_learner(
     options: Mapping[str, Any] | None = None,
     device: str | torch.device = "cpu",
 ) -> Learner:
-    """A learner by name (er, eeil, wa, der, bic, la, or one of the user's own), with its named options.
+    """A learner by name (er, eeil, wa, der, bic, la, ncm, ranpac, or one of the user's own), with its named options.
 
     >>> from functools import partial
     >>> from tcil.incremental.learners import make_learner

@@ -1,0 +1,312 @@
+"""The measured tables of docs/pretrained.md: calibrators on top of a pre-trained backbone, by what is trained.
+
+    python -m research.pretrained --measure RUN --data DIR    # fit all calibrators on a run, and keep their ECE
+    python -m research.pretrained --pixels RUN --data DIR     # perturb pixels instead of features, on one run
+    python -m research.pretrained                             # write the tables into docs/pretrained.md
+
+The runs are those of `tcil run --preset cifar100-pretrained`; docs/pretrained.md has their commands. The last command
+reads docs/results/pretrained/ alone: nothing is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from research import ROOT
+from tcil.foundation.files import make_folder, replace_file
+
+if TYPE_CHECKING:
+    from tcil.experiments.runs.run import Run
+
+PAGE = ROOT / "docs/pretrained.md"
+KEPT = ROOT / "docs/results/pretrained"
+PIXELS = KEPT / "pixels.json"
+BEGIN, END = "<!-- measured: python -m research.pretrained -->\n", "<!-- end -->\n"
+
+# Regimes in the order of the tables: what tells their settings.
+REGIMES = {
+    "ER, linear": ("er", ""),
+    "ER, cosine": ("er", "head=cosine"),
+    "NCM": ("ncm", ""),
+    "RanPAC": ("ranpac", ""),
+}
+# Calibrators in the order of the tables, with their titles and what each needs beside the network.
+CALIBRATORS = {
+    "vanilla": ("Vanilla", "nothing"),
+    "first-task-ts": ("First-task TS", "nothing later"),
+    "ts": ("TS", "new validation"),
+    "ets": ("ETS", "new validation"),
+    "irm": ("IRM", "new validation"),
+    "perturb-ts": ("PerturbTS", "new validation"),
+    "statistics-ts": ("Statistics TS", "new validation, class statistics"),
+    "exemplar-ts": ("Exemplar TS", "exemplars"),
+    "t-cil": ("T-CIL", "new validation, exemplars, gradients"),
+    "pact": ("PACT", "new validation, exemplars, gradients"),
+    "reserve-ts": ("Reserve TS", "new validation, old held-out data"),
+    "reserve-group-ts": ("Reserve group TS", "new validation, old held-out data"),
+    "optimal-ts": ("Optimal TS", "the test set"),
+}
+
+SLOW = ("irm", "perturb-ts")  # taken from the run's own results, where it was run with all calibrators
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", type=Path, help="a run folder: fit all calibrators on its finished tasks")
+    parser.add_argument("--pixels", type=Path, help="a finished run folder: perturb pixels through the backbone")
+    parser.add_argument("--tasks", default="5,10", help="after which tasks --pixels measures, counted from 1")
+    parser.add_argument("--data", type=Path, help="the folder that holds the images")
+    given = parser.parse_args()
+    if given.measure is not None:
+        measure(given.measure, given.data)
+    elif given.pixels is not None:
+        measure_pixels(given.pixels, given.data, [int(part) - 1 for part in given.tasks.split(",")])
+    else:
+        table = "\n".join(lines()) + "\n"
+        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+        _, after = rest.split(END)
+        replace_file(PAGE, f"{before}{BEGIN}\n{table}\n{END}{after}".encode())
+        print(table)
+
+
+def measure(folder: Path, data: Path | None) -> None:
+    """Fit every calibrator on each finished task of a run, and keep a few metrics: quicker than all of 'tcil run'."""
+    import tcil
+    from tcil.experiments.runs.entries import NotApplicable, entry_of
+
+    run, done = opened(folder, data), list[dict[str, Any]]()
+    stored = run.store.read_results()
+    history: dict[str, Any] = {}
+    for task, memory, learner in run.walk():
+        finished, rows = run.finished(task, memory, learner, {}), dict[str, Any]()
+        if stored is not None and task.index < len(stored.tasks):  # what 'tcil run' itself has computed
+            found = stored.tasks[task.index].calibrators
+            rows = {name: _kept(found[name]) for name in SLOW if name in found and found[name].ece is not None}
+        for name in [name for name in CALIBRATORS if name not in SLOW]:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", tcil.CalibrationWarning)
+                try:
+                    fitted = entry_of(name).fit(replace(finished, remembered=history.get(name)))
+                    probs = finished.test_logits.double().softmax(1) if fitted is None else None
+                    probs = fitted.predict_proba(finished.test_logits) if probs is None else probs
+                except (NotApplicable, tcil.NotReachableError):
+                    continue
+            if fitted is not None and fitted.history_ is not None:
+                history[name] = fitted.history_
+            groups = tcil.metrics.predicted_groups(probs, finished.current)
+            ece = tcil.metrics.expected_calibration_error(probs, finished.test_columns, groups=groups)
+            rows[name] = {
+                "accuracy": _rounded(tcil.metrics.accuracy(probs, finished.test_columns)),
+                "ece": _rounded(ece),
+                "ece_predicted_old": _rounded(ece.by_group.get("old")),
+                "ece_predicted_new": _rounded(ece.by_group.get("new")),
+                "temperature": _rounded(getattr(fitted, "temperature_", None)),
+                "bias": _rounded(getattr(fitted, "bias_", None)),
+                "spread": _rounded(getattr(getattr(fitted, "result_", None), "spread", None)),
+            }
+        done.append(rows)
+        print(folder.name, task.index + 1, {name: round(100 * row["ece"], 2) for name, row in rows.items()}, flush=True)
+        make_folder(KEPT)
+        text = json.dumps({"settings": run.settings.model_dump(mode="json"), "tasks": done}, indent=1, sort_keys=True)
+        replace_file(KEPT / f"{folder.name}.json", f"{text}\n".encode())
+        if stored is not None and len(done) == len(stored.tasks):
+            break
+
+
+def _kept(row: Any) -> dict[str, float | None]:
+    names = ("accuracy", "ece", "ece_predicted_old", "ece_predicted_new", "temperature")
+    return {name: _rounded(getattr(row, name)) for name in names}
+
+
+def opened(folder: Path, data: Path | None) -> Run:
+    """A run in its folder."""
+    from tcil.experiments.config.settings import stored_settings
+    from tcil.experiments.runs.run import Run
+    from tcil.experiments.runs.store import RunFolder
+
+    stored = RunFolder(folder).read_settings()
+    assert stored is not None, folder
+    settings = stored_settings(stored.record(), folder / "settings.json", trust=False, tell=print)
+    return Run(settings, folder, data=data)
+
+
+def _rounded(value: Any) -> float | None:
+    return None if value is None else float(f"{float(value):.6g}")
+
+
+def measure_pixels(folder: Path, data: Path | None, tasks: Sequence[int]) -> None:
+    """T-CIL and PACT (without a history) on pixels through the backbone, beside the same on cached features."""
+    import torch
+
+    import tcil
+    from tcil.incremental.networks import network_factory
+    from tcil.incremental.pretrained.networks import PretrainedFactory, loaded
+
+    run = opened(folder, data)
+    factory: object = network_factory(run.settings.network)
+    assert isinstance(factory, PretrainedFactory), run.settings.network
+    backbone, columns = loaded(factory.backbone), run.stream.columns
+    rows = _read(PIXELS).get("rows", {})
+    for task, memory, learner in run.walk():
+        if task.index not in tasks or str(task.index + 1) in rows:
+            continue
+        finished = run.finished(task, memory, learner, {})
+        assert finished.memory is not None
+        assert finished.valid is not None
+        images = {
+            "features": (learner.model, finished.memory, finished.valid),
+            "pixels": (
+                factory.whole(learner.model, run.dataset).eval(),
+                (backbone.normalised(run.images.train.images[memory.rows]), columns[memory.rows]),
+                (backbone.normalised(run.images.train.images[task.valid]), columns[task.valid]),
+            ),
+        }
+        row: dict[str, Any] = {}
+        for name, (model, exemplars, valid) in images.items():
+            pact = tcil.PACT().fit(
+                model, exemplars, valid, task.columns, classes=finished.seen, imbalance=finished.imbalance
+            )
+            result, probs = pact.result_, pact.predict_proba(finished.test_logits)
+            ece = tcil.metrics.expected_calibration_error
+            scaled = torch.softmax(finished.test_logits.double() / result.t_cil.temperature, dim=1)
+            row[name] = {
+                "t_cil_temperature": _rounded(result.t_cil.temperature),
+                "t_cil_ece": _rounded(ece(scaled, finished.test_columns)),
+                "magnitude": _rounded(result.t_cil.magnitude),
+                "pact_temperature": _rounded(result.temperature),
+                "pact_ece": _rounded(ece(probs, finished.test_columns)),
+            }
+            print(task.index + 1, name, row[name], flush=True)
+        rows[str(task.index + 1)] = row
+        make_folder(KEPT)
+        text = json.dumps({"run": folder.name, "rows": rows}, indent=1, sort_keys=True)
+        replace_file(PIXELS, f"{text}\n".encode())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def studies() -> dict[str, list[dict[str, Any]]]:
+    """The kept runs on CIFAR-100 of each regime, by seed."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(KEPT.glob("cifar100-*.json")):
+        record = _read(path)
+        settings = record["settings"]
+        for title, (learner, option) in REGIMES.items():
+            others = [other for other in ("head=cosine", "tune=last") if other != option]
+            named = settings["learner"] == learner and option in settings["network"]
+            if named and not any(other in settings["network"] for other in others) and len(record["tasks"]) == 10:
+                found.setdefault(title, []).append(record)
+    return {title: sorted(found[title], key=lambda one: one["settings"]["seed"]) for title in REGIMES if title in found}
+
+
+def lines() -> Iterator[str]:
+    """All tables."""
+    runs = studies()
+    yield "| regime | seeds | accuracy, mean over ten tasks, % | accuracy after the last task, % |"
+    yield "|---|---|---|---|"
+    for title, some in runs.items():
+        seeds = ", ".join(str(run["settings"]["seed"]) for run in some)
+        means = _values(some, "vanilla", "accuracy", slice(None))
+        last = _values(some, "vanilla", "accuracy", slice(9, None))
+        yield f"| {title} | {seeds} | {_text(means)} | {_text(last)} |"
+    for heading, tasks in (
+        ("ECE, mean over tasks 2 to 10, in %", slice(1, None)),
+        ("ECE after the last task, in %", slice(9, None)),
+    ):
+        yield ""
+        yield f"**{heading}:**"
+        yield ""
+        yield f"| calibrator | needs | {' | '.join(runs)} |"
+        yield f"|---|---|{'---|' * len(runs)}"
+        for name, (title, needs) in CALIBRATORS.items():
+            cells = [_text(_values(some, name, "ece", tasks)) for some in runs.values()]
+            yield f"| {title} | {needs} | {' | '.join(cells)} |"
+    yield from _tuned_lines(runs.get("ER, linear", []))
+    yield from _pixel_lines()
+    yield from _smoke_lines()
+
+
+def _tuned_lines(frozen: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The last block trained, beside the same seed with all of the backbone frozen, over the tasks that were run."""
+    found = [_read(path) for path in sorted(KEPT.glob("cifar100-er-*.json"))]
+    tuned = [record for record in found if "tune=last" in record["settings"]["network"]]
+    beside = [run for run in frozen if tuned and run["settings"]["seed"] == tuned[0]["settings"]["seed"]]
+    if not tuned or not beside:
+        return
+    n = len(tuned[0]["tasks"])
+    yield ""
+    yield f"**Last block trained, three epochs, ER, one seed: mean over tasks 2 to {n}, in %:**"
+    yield ""
+    yield "| row | last block trained | head alone |"
+    yield "|---|---|---|"
+    cells = (_text(_values([run], "vanilla", "accuracy", slice(1, n))) for run in (tuned[0], beside[0]))
+    yield f"| accuracy | {' | '.join(cells)} |"
+    for name, (title, _) in CALIBRATORS.items():
+        pair = [_text(_values([run], name, "ece", slice(1, n))) for run in (tuned[0], beside[0])]
+        if pair[0] != "n/a":
+            yield f"| ECE, {title} | {' | '.join(pair)} |"
+
+
+def _pixel_lines() -> Iterator[str]:
+    record = _read(PIXELS)
+    if not record:
+        return
+    yield ""
+    yield "**What is perturbed, ER with a linear head, seed 1 (PACT without a history):**"
+    yield ""
+    yield "| after task | perturbed | magnitude | T of T-CIL | ECE of T-CIL, % | T of PACT | ECE of PACT, % |"
+    yield "|---|---|---|---|---|---|---|"
+    for task, row in sorted(record["rows"].items(), key=lambda item: int(item[0])):
+        for name, one in row.items():
+            figures = (
+                f"{one['magnitude']:.4f} | {one['t_cil_temperature']:.3f} | {100 * one['t_cil_ece']:.2f}"
+                f" | {one['pact_temperature']:.3f} | {100 * one['pact_ece']:.2f}"
+            )
+            yield f"| {task} | {name} | {figures} |"
+
+
+def _smoke_lines() -> Iterator[str]:
+    found = [_read(path) for path in sorted(KEPT.glob("tiny-imagenet-*.json"))]
+    if not found:
+        return
+    yield ""
+    yield "**Smoke test, 20 classes of Tiny-ImageNet, which the backbone has seen (five tasks, one seed):**"
+    yield ""
+    yield "| learner | accuracy, % | ECE of Vanilla, % | TS | Statistics TS | T-CIL | PACT | Optimal TS |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for record in found:
+        names = ("vanilla", "ts", "statistics-ts", "t-cil", "pact", "optimal-ts")
+        cells = [_text(_values([record], name, "ece", slice(1, None))) for name in names]
+        accuracy = _text(_values([record], "vanilla", "accuracy", slice(None)))
+        yield f"| {record['settings']['learner'].upper()} | {accuracy} | {' | '.join(cells)} |"
+
+
+def _values(runs: Sequence[dict[str, Any]], name: str, metric: str, tasks: slice) -> list[float]:
+    """One number for each run, in percent: the mean over tasks; none for a run that lacks one of them."""
+    values = []
+    for run in runs:
+        own = [task.get(name, {}).get(metric) for task in run["tasks"][tasks]]
+        if all(value is not None for value in own):
+            values.append(100 * float(np.mean(own)))
+    return values if len(values) == len(runs) else []
+
+
+def _text(values: Sequence[float]) -> str:
+    if not values:
+        return "n/a"
+    return f"{np.mean(values):.2f}" + (f" ± {np.std(values):.2f}" if len(values) > 1 else "")
+
+
+if __name__ == "__main__":
+    main()
