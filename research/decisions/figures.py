@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from research import ROOT
 from research.decisions.worlds import World
 from tcil.decisions import ModelBasedThreshold
-from tcil.experiments.reporting.plots import colour
+from tcil.experiments.reporting.palette import colour
 from tcil.experiments.runs.catalogue import CATALOGUE
 
 RESULTS, IMAGES = ROOT / "docs/results/decisions", ROOT / "docs/images"
