@@ -49,8 +49,8 @@ SKETCHED = [
 
 
 class TestCode:
-    @pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page in SKETCHED], ids=name_of)
-    def test_sketches_name_what_there_is(self, page):
+    @pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
+    def test_python_names_what_there_is(self, page):
         for block in blocks_of(page, "python"):
             compile(block, name_of(page), "exec")
             for name in re.findall(r"\btcil\.([A-Za-z]\w*)", block):
