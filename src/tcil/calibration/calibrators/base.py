@@ -90,7 +90,7 @@ class Calibrator(ABC, Generic[Result]):
         Parameters
         ----------
         deep : bool
-            Ignored; for compatibility with scikit-learn.
+            For scikit-learn's sake; no option has options of its own.
 
         Returns
         -------
@@ -100,7 +100,7 @@ class Calibrator(ABC, Generic[Result]):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
 
     def set_params(self, **options: Any) -> Self:
-        """Set options by name; they apply from the next `fit` on. If one is invalid, none is changed.
+        """Change options by name; they hold from the next `fit` on. If one is refused, none is changed.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class Calibrator(ABC, Generic[Result]):
         return self
 
     def clone(self) -> Self:
-        """An unfitted calibrator with the same options, as `sklearn.base.clone` makes it.
+        """A calibrator with the same options that is not fitted; `sklearn.base.clone` gives the same.
 
         Returns
         -------
@@ -157,10 +157,10 @@ class Calibrator(ABC, Generic[Result]):
     # use -----------------------------------------------------------------------------------------------------
 
     def partial_fit(self, *args: Any, **kwargs: Any) -> Self:
-        """Fit after a task and build on the tasks before: keep one calibrator beside the learner.
+        """Fit after a task, on top of the tasks before: one calibrator that lives beside the learner.
 
-        The same as `fit(..., history=...)` with the history that this calibrator keeps. The history is saved and loaded
-        with it. Methods that learn nothing from earlier tasks simply fit. `fit` without `history` starts over.
+        The same as `fit(..., history=...)` with the history that this calibrator keeps, and saves and loads with
+        itself. Methods that learn nothing from earlier tasks simply fit. `fit` without `history` starts anew.
 
         Parameters
         ----------
@@ -244,16 +244,16 @@ class Calibrator(ABC, Generic[Result]):
         return cast(Floats, torch.from_numpy(log_probs).exp().numpy())
 
     def wrap(self, model: nn.Module, *, wider_head: bool = False, force: bool = False) -> CalibratedModel:
-        """The model with calibrated log-probabilities as output: an `nn.Module` to save, export or serve.
+        """The model with calibrated log-probabilities for output: an `nn.Module` to save, export or serve.
 
-        It holds the plain network: wrappers (DataParallel, DDP, torch.compile) are removed, so that state-dict keys are
-        the network's own. The network is shared, not copied: `wrap(model).eval()` puts `model` in evaluation mode too.
-        Call `model.train()` before you resume training. Floating-point inputs are cast to the precision of its
+        It holds the plain network: DataParallel, DDP and torch.compile are taken off, so that state-dict keys are the
+        network's own. The network is shared, not copied: `wrap(model).eval()` puts `model` in evaluation mode too, so
+        call `model.train()` before you resume training. Floating-point inputs are cast to the precision of its
         weights, as `fit` does.
 
-        If only the head has grown since `fit`, by columns or by further heads, the model is still accepted. Its new
-        classes have no calibrated probability, so calling the wrapped model raises an error unless `wider_head=True`
-        leaves them out.
+        A head that has grown since, by columns or by further heads, is the same model for `classes_`, as long as
+        nothing else has changed. Its new classes have no calibrated probability, so that calling the wrapped model is
+        refused unless `wider_head` says to leave them out: it then answers as before the head grew.
 
         Parameters
         ----------
@@ -267,7 +267,7 @@ class Calibrator(ABC, Generic[Result]):
         Returns
         -------
         tcil.results.CalibratedModel
-            Returns log-probabilities (N, K) in float64.
+            Gives log-probabilities (N, K) in float64.
         """
         mapping, state = self._mapping(), self._fit_state
         if not isinstance(model, nn.Module):
@@ -338,7 +338,7 @@ class Calibrator(ABC, Generic[Result]):
     def load(cls, path: str | Path, *, model: nn.Module | None = None, force: bool = False) -> Self:
         """Read a saved calibrator.
 
-        On `Calibrator`, it returns the class that the file names. On a subclass, it accepts only that class.
+        Called on `Calibrator` it gives whatever class the file names; called on a subclass it insists on that one.
 
         Parameters
         ----------

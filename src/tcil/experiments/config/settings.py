@@ -81,9 +81,9 @@ class RunSettings(BaseModel):
         description="training images of each class that letters(-large) draws; none: 220",
     )
     test_per_class: int | None = Field(
-        None, ge=1, le=100_000, description="test images of each class, likewise; none: 200, or 250 (large)"
+        None, ge=1, le=100_000, description="test images of each class that it draws; none: 200, or 250 (large)"
     )
-    data_seed: Seed | None = Field(None, ge=0, description="which images letters(-large) draw; none: 0")
+    data_seed: Seed | None = Field(None, ge=0, description="which images it draws; none: 0")
     precision: str = Field("fp32", description="of training steps: fp32, bf16 or fp16 (mixed, for GPUs)")
 
     @model_validator(mode="before")
