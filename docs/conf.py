@@ -43,8 +43,9 @@ extensions = [
 ]
 templates_path = ["_templates"]
 exclude_patterns = ["_templates", "results/**/*.json", "gallery/*.ipynb", "gallery/searchindex"]
-suppress_warnings = ["config.cache"]
+suppress_warnings = ["config.cache", "misc.highlighting_failure"]  # plain text among commands is no mistake
 default_role = "code"
+highlight_language = "bash"  # of blocks that name none: commands
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
