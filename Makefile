@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 
 .PHONY: demo test test-slow test-integrations test-machines test-real test-lowest test-package fuzz check quick coverage lint \
-	lint-workflows hooks bench bench-history results docs docs-check package clean
+	lint-workflows hooks bench bench-history results package clean
 
 # ARGS=--open opens the report in the browser, ARGS=--verbose prints the tables by task.
 demo: $(VENV)/.bench
@@ -114,6 +114,7 @@ results: $(VENV)/.bench
 
 # The documentation site in build/docs, with warnings as errors and without network. Examples of the gallery run once;
 # later builds run those that changed. `make docs-check` builds all pages but runs no example.
+.PHONY: docs docs-check
 SPHINX := OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -W --keep-going -q
 
 docs: $(VENV)/.docs

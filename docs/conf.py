@@ -43,8 +43,9 @@ extensions = [
 ]
 templates_path = ["_templates"]
 exclude_patterns = ["_templates", "results/**/*.json", "gallery/*.ipynb", "gallery/searchindex"]
-suppress_warnings = ["config.cache"]
+suppress_warnings = ["config.cache", "misc.highlighting_failure"]  # plain text among commands is no mistake
 default_role = "code"
+highlight_language = "bash"  # of blocks that name none: commands
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
@@ -118,17 +119,17 @@ def _pages_of(text: str) -> set[str]:
 def _as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
     """Links that lead out of this folder, and the entries of pages that may be missing.
 
-    In a table of contents `optional /page` is an entry if there is such a page, and `all other pages` stands for those
-    at the top of the folder that no table of contents names.
+    In a table of contents `optional /page` (or a pattern) is an entry if there is such a page, and `all other pages`
+    stands for those at the top of the folder that no table of contents names.
     """
     text = source[0]
     for outside, inside in OUTSIDE.items():
         text = re.sub(rf"\]\((?:\.\./)*{outside}(?=[)#])", f"]({inside}", text)
     text = re.sub(r"\]\((?:\.\./)*docs/", "](/", text)
     text = re.sub(r"\]\((?:\.\./)*examples/gallery/(plot_\w+)\.py\)", r"](/gallery/\1.rst)", text)
-    for entry, page in re.findall(r"^(optional (/[\w-]+))$", text, flags=re.MULTILINE):
-        there = (HERE / f"{page[1:]}.md").exists()
-        text = text.replace(f"{entry}\n", f"{page}\n" if there else "")
+    for entry, pattern in re.findall(r"^(optional /(.+))$", text, flags=re.MULTILINE):
+        there = sorted(HERE.glob(f"{pattern}.md"))
+        text = text.replace(f"{entry}\n", "".join(f"/{path.relative_to(HERE).with_suffix('')}\n" for path in there))
     if "\nall other pages\n" in text:
         named = set().union(*(_pages_of(path.read_text()) for path in HERE.rglob("index.md")))
         others = sorted({f"/{path.stem}" for path in HERE.glob("*.md")} - named - {"/index"})

@@ -86,7 +86,7 @@ class RunSettings(BaseModel):
         description="training images of each class that letters(-large) draws; none: 220",
     )
     test_per_class: int | None = Field(
-        None, ge=1, le=100_000, description="test images of each class, likewise; none: 200, or 250 (large)"
+        None, ge=1, le=100_000, description="test images of each class that it draws; none: 200, or 250 (large)"
     )
     data_seed: Seed | None = Field(None, ge=0, description="which images letters(-large) draw; none: 0")
     returning: Count = Field(0, ge=0, description="old classes that come back with each task, with half their images")
