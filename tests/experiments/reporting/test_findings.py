@@ -191,10 +191,11 @@ class TestSeveralStudies:
 
 
 def test_the_limits_are_in_the_table():
-    grid = tables.overview(study(USUAL))
+    grid = tables.overview(study(USUAL | {"vanilla-all-data": 21.0}))
     rows = {line.label: [cell.text() for cell in line.cells] for line in grid.rows}
     assert rows["PACT"] == ["3.10", "+0.70", "4.00", "5.00", "3.10", "50.00"]
     assert rows["Optimal TS"][:2] == ["2.40", "-"]
+    assert rows["vanilla-all-data"][:2] == ["21.00", "-"]  # of other networks
     assert rows["Noise floor"] == ["2.00", "-0.40", "-", "-", "-", "-"]
     assert [heading for heading, _ in grid.blocks] == ["Calibrators", "Limits"]
     both = tables.overview_of([study(USUAL), study({"vanilla": None})])
