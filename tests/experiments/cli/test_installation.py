@@ -21,7 +21,7 @@ class TestInstallation:
     def test_extras_are_those_of_the_project(self):
         text = (ROOT / "pyproject.toml").read_text()
         listed = re.findall(r'"([a-z0-9-]+)>', text.partition("bench = [")[2].partition("]")[0])
-        modules = {"pillow": "PIL", "scikit-learn": "sklearn"}
+        modules = {"pillow": "PIL", "scikit-learn": "sklearn", "vl-convert-python": "vl_convert"}
         assert {modules.get(name, name) for name in listed} == set(EXTRAS) - {"markupsafe"}  # jinja2 brings that
 
     @pytest.mark.parametrize(
@@ -29,7 +29,8 @@ class TestInstallation:
         [
             ("pydantic", ["plan"]),
             ("pydantic", ["settings"]),
-            ("matplotlib", ["report", "."]),
+            ("matplotlib", ["reproduce", "list"]),
+            ("vl_convert", ["report", "."]),
             ("jinja2", ["report", "."]),
             ("markupsafe", ["run", "--dry-run"]),
             ("sklearn", ["run", "--dataset", "noisy-digits", "--set", "epochs=1"]),

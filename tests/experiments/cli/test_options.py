@@ -55,7 +55,7 @@ class TestSharedOptions:
             {option.name: option for option in typer.main.get_command(app).commands[name].params}
             for name in ("run", "sweep")
         )
-        assert set(run) - set(sweep) == {"dry_run", "job"}
+        assert set(run) - set(sweep) == {"dry_run", "job", "verbose", "browse"}
         assert set(sweep) <= set(run)
         different = {name for name in sweep if sweep[name].default != run[name].default}
         assert different == {"on"}

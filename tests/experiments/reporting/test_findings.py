@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from stored_runs import command
+from tcil.experiments.cli.app import app
+from tcil.experiments.process.screen import Screen
 from tcil.experiments.reporting import collect, findings, tables
+from tcil.experiments.reporting.show import present
 from tcil.experiments.runs.records import parse
 from tcil.experiments.runs.results import RunResult
 from tcil.experiments.runs.store import StoredRun
@@ -186,10 +191,11 @@ class TestSeveralStudies:
 
 
 def test_the_limits_are_in_the_table():
-    grid = tables.overview(study(USUAL))
+    grid = tables.overview(study(USUAL | {"vanilla-all-data": 21.0}))
     rows = {line.label: [cell.text() for cell in line.cells] for line in grid.rows}
     assert rows["PACT"] == ["3.10", "+0.70", "4.00", "5.00", "3.10", "50.00"]
     assert rows["Optimal TS"][:2] == ["2.40", "-"]
+    assert rows["vanilla-all-data"][:2] == ["21.00", "-"]  # of other networks
     assert rows["Noise floor"] == ["2.00", "-0.40", "-", "-", "-", "-"]
     assert [heading for heading, _ in grid.blocks] == ["Calibrators", "Limits"]
     both = tables.overview_of([study(USUAL), study({"vanilla": None})])
@@ -220,3 +226,26 @@ class TestOnTheTerminal:
         assert "ER on made-up: ECE by task, %" in output
         assert opened == [(folder / "out" / "report.html").as_uri()]
         assert "no browser was found" in output
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_a_run_ends_with_its_story(self, tmp_path, capsys, monkeypatch):
+        opened = []
+        monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+        run = dataclasses.replace(study(USUAL).runs[0], path=tmp_path)
+        present(run, Screen())
+        output = capsys.readouterr().out
+        assert "by task, %" not in output
+        assert output.startswith("\nER on made-up\nPACT is nearest to the oracle")
+        assert output.endswith(f"run folder {tmp_path}\nreport {tmp_path / 'report.html'}\n")
+        assert opened == []
+        present(run, Screen(), verbose=True, browse=True)
+        output = capsys.readouterr().out
+        assert output.index("ECE by task, %") < output.index("PACT is nearest to the oracle")
+        assert opened == [(tmp_path / "report.html").as_uri()]
+
+    @pytest.mark.parametrize("flag", ["--open", "--verbose"])
+    def test_of_several_runs_the_report_is_asked_for(self, tmp_path, flag):
+        outcome = CliRunner().invoke(app, ["run", "--seeds", "1,2", "--out", str(tmp_path / "runs"), flag])
+        assert outcome.exit_code == 2
+        assert f"{flag}: got 2 runs; expected one run." in " ".join(outcome.output.split())
+        assert not (tmp_path / "runs").exists()

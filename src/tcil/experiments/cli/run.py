@@ -40,6 +40,10 @@ def run(
         if job > len(runs):
             raise invalid("job", f"{job}", f"1 to {len(runs)}, as 'tcil plan' numbers the runs")
         runs = [runs[job - 1]]
+    if len(runs) > 1 and (verbose or browse):
+        flag = "--open" if browse else "--verbose"
+        advice = f"Run them without it, then: tcil report {training.out} {flag}."
+        raise invalid(flag, f"{len(runs)} runs", "one run", advice)
     resources = place.resources()
     jobs = training.jobs(runs, here=resources.here)
     if dry_run:

@@ -33,7 +33,7 @@ class RunFailed(RuntimeError):
 
 
 _EXTRAS = {
-    "bench": ("jinja2", "markupsafe", "matplotlib", "PIL", "pydantic", "rich", "sklearn", "typer"),
+    "bench": ("jinja2", "markupsafe", "matplotlib", "PIL", "pydantic", "rich", "sklearn", "typer", "vl_convert"),
     "ray": ("ray",),
 }
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import vl_convert
 from markupsafe import Markup
 
 from tcil.experiments.reporting.grids import Grid
@@ -199,21 +200,16 @@ def tip(title: str, rows: Sequence[tuple[str | None, str | None, str, str]]) -> 
 
 def static_svg(chart: Chart, panel: Panel) -> str:
     """The panel as it is at first; the same for the same data."""
-    import vl_convert
-
     return _settled(vl_convert.vegalite_to_svg(chart.full(panel), config=CONFIG))
 
 
 def standalone_svg(chart: Chart) -> str:
     """The first panel as a file of its own: on white, and with its legend inside."""
-    import vl_convert
-
     spec = chart.full(chart.panels[0])
     for layer in spec.get("layer", ()):
-        encoding = layer["encoding"]
-        if layer["mark"].get("type") == "point" and "color" in encoding:
-            for channel in {"color", "shape"} & encoding.keys():
-                encoding[channel]["legend"] = {"title": None, "orient": "bottom", "values": chart.shown}
+        for channel in ("color", "shape"):
+            if layer["encoding"].get(channel, {}).get("field") == "key":
+                layer["encoding"][channel]["legend"] = {"title": None, "orient": "bottom", "values": chart.shown}
     return _settled(vl_convert.vegalite_to_svg(spec, config={**CONFIG, "background": "white"}))
 
 
@@ -230,8 +226,6 @@ def _settled(svg: str) -> str:
 @functools.cache
 def scripts() -> str:
     """The scripts that draw specifications in a browser: Vega, Vega-Lite and Vega-Embed, of the installed package."""
-    import vl_convert
-
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE)
 

@@ -120,13 +120,14 @@ def errors_by_group(study: Study) -> Chart | None:
         order.append(label)
         told = [(None, None, GROUP_TITLES[group], _percent(spread)) for group, spread in found.items()]
         for group, spread in found.items():
-            rows.append({"key": group, "label": label, "value": _short(spread.mean), "tip": tip(label, told)})
+            place = {"key": GROUP_TITLES[group], "group": group, "label": label}
+            rows.append({**place, "value": _short(spread.mean), "tip": tip(label, told)})
         words.append(f"{label}: " + ", ".join(f"{GROUP_TITLES[g]} {spread.mean:.1f}" for g, spread in found.items()))
     if not rows:
         return None
     marks = {"all": "circle", "old": "left", "new": "right"}
-    groups = [group for group in GROUP_TITLES if any(row["key"] == group for row in rows)]
-    legend = [Legend(GROUP_TITLES[group], GROUPS[group], marks[group], group, line=False) for group in groups]
+    groups = {group: title for group, title in GROUP_TITLES.items() if any(row["group"] == group for row in rows)}
+    legend = [Legend(title, GROUPS[group], marks[group], title, line=False) for group, title in groups.items()]
     x, y = _errors_by_label(order)
     limits, layers, more = _limits(study)
     span = {"x": {"aggregate": "min", **x}, "x2": {"aggregate": "max", "field": "value"}, "y": y}
@@ -147,7 +148,7 @@ def errors_by_group(study: Study) -> Chart | None:
             "errors",
             {"y": y},
             {"type": "bar", "height": {"band": 1}},
-            [{"filter": "datum.key == 'all'"}],
+            [{"filter": "datum.group == 'all'"}],
         ),
     ]
     caption = "ECE of each calibrator, mean over tasks: on all images and on those predicted as old and as new classes."
@@ -210,6 +211,8 @@ def errors_by_study(studies: Sequence[Study]) -> Chart | None:
             titles.setdefault(name, heading)
     labels = _labels(in_order(titles))
     few, marks = len(studies) <= len(STUDIES), list(SHAPES)
+    given = [study.title for study in studies]
+    keys = [title if given.count(title) == 1 else f"{title} ({place})" for place, title in enumerate(given)]
     rows: Rows = []
     found: dict[str, list[float]] = {}
     for place, study in enumerate(studies):
@@ -220,15 +223,15 @@ def errors_by_study(studies: Sequence[Study]) -> Chart | None:
                     continue
                 spread = Spread.of(means)
                 told = tip(study.title, [(None, None, f"{label}, {GROUP_TITLES[group]}", _percent(spread))])
-                row = {"key": f"s{place}", "label": label, "group": group, "value": _short(spread.mean), "tip": told}
+                row = {"key": keys[place], "label": label, "group": group, "value": _short(spread.mean), "tip": told}
                 rows.append(row)
                 if group == "all":
                     found.setdefault(label, []).append(spread.mean)
     if not found:
         return None
     legend = [
-        Legend(study.title, STUDIES[place if few else 0], marks[place if few else 0], f"s{place}", line=False)
-        for place, study in enumerate(studies)
+        Legend(key, STUDIES[place if few else 0], marks[place if few else 0], key, line=False)
+        for place, key in enumerate(keys)
     ]
     order = [label for label in labels.values() if label in found]
     x, y = _errors_by_label(order)

@@ -200,10 +200,10 @@ def html(grid: Grid) -> Markup:
     for heading, rows in grid.blocks:
         parts.append(Markup("<tbody>"))
         if heading:
-            line = '<tr class="heading"><th scope="rowgroup" colspan="{}">{}</th></tr>'
-            parts.append(Markup(line).format(len(grid.columns), heading))
+            line = Markup('<tr class="heading"><th scope="rowgroup" colspan="{}">{}</th></tr>')
+            parts.append(line.format(len(grid.columns), heading))
         for row in rows:
-            parts.append(Markup('<tr class="apart">' if row.apart else "<tr>"))
+            parts.append(Markup('<tr class="apart">') if row.apart else Markup("<tr>"))
             parts.append(Markup('<th scope="row">{}</th>').format(row.label))
             parts += [_data_cell(cell) for cell in row.cells]
             parts.append(Markup("</tr>"))

@@ -94,6 +94,26 @@
     };
     const redraw = () => Promise.all(panels.map(draw));
 
+    // The picture as a file of its own: as it is chosen, on white, with its legend inside.
+    const save = async () => {
+      const params = content.spec.params.map((param) => ({ ...param, value: values[param.name] ?? param.value }));
+      const spec = { ...structuredClone(content.spec), params, datasets: unpacked(content.panels[0].datasets) };
+      for (const { encoding } of spec.layer) {
+        for (const channel of ["color", "shape"].filter((name) => encoding[name] && encoding[name].field === "key")) {
+          encoding[channel].legend = { title: null, orient: "bottom", values: state.shown };
+        }
+      }
+      const options = { mode: "vega-lite", actions: false, ast: true, defaultStyle: false, logLevel: 1 };
+      const host = make("div");
+      const { view, finalize } = await vegaEmbed(host, spec, { ...options, config: { ...config, background: "white" } });
+      const link = make("a");
+      link.href = URL.createObjectURL(new Blob([await view.toSVG()], { type: "image/svg+xml" }));
+      link.download = "figure.svg";
+      link.click();
+      setTimeout(() => { URL.revokeObjectURL(link.href); finalize(); }, 1000);
+    };
+    figure.querySelectorAll("[data-save]").forEach((button) => button.addEventListener("click", () => save()));
+
     figure.querySelectorAll("input[data-key]").forEach((input) => input.addEventListener("change", () => {
       values.shown = [...figure.querySelectorAll("input[data-key]:checked")].map((one) => one.dataset.key);
       state.shown = values.shown;

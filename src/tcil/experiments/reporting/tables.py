@@ -12,7 +12,7 @@ from tcil.experiments.reporting.collect import Study, shown, studies
 from tcil.experiments.reporting.findings import ORACLE, noise_floor
 from tcil.experiments.reporting.grids import Cell, Grid, Row
 from tcil.experiments.reporting.statistics import Spread, paired_difference
-from tcil.experiments.runs.catalogue import OLD_DATA, Heading, in_order
+from tcil.experiments.runs.catalogue import ALL_DATA, OLD_DATA, Heading, in_order
 from tcil.experiments.runs.catalogue import ORACLE as ORACLE_BLOCK
 from tcil.experiments.runs.reasons import NoAnswer, in_common
 from tcil.experiments.runs.results import RANKED, WITH_OPTIONS
@@ -126,11 +126,13 @@ def overview(study: Study) -> Grid:
 
 
 def _to_oracle(study: Study, name: str) -> Cell:
-    """How much higher a calibrator's ECE is than the oracle's, over the runs that have both."""
+    """How much higher a calibrator's ECE is than the oracle's, over the runs that have both; of the same networks."""
+    if name in (ORACLE, ALL_DATA):
+        return Cell(words="-")
     pairs = zip(study.means(name, "ece"), study.means(ORACLE, "ece"), strict=True)
     differences = [100 * (own - best) for own, best in pairs if own is not None and best is not None]
     trying = study.having(name)
-    if not differences or name == ORACLE or trying is None or len(differences) < len(trying.runs):
+    if not differences or trying is None or len(differences) < len(trying.runs):
         return Cell(words="-")
     return Cell(Spread.of(differences), signed=True)
 
