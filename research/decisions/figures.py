@@ -17,7 +17,7 @@ from tcil.experiments.reporting.plots import colour
 from tcil.experiments.runs.catalogue import CATALOGUE
 
 RESULTS, IMAGES = ROOT / "docs/results/decisions", ROOT / "docs/images"
-STYLE = {"svg.hashsalt": "tcil", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+STYLE: dict[Any, Any] = {"svg.hashsalt": "tcil", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 MARKS = "osD^v"
 
 
