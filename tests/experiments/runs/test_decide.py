@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -86,6 +87,16 @@ def test_a_first_task_has_new_classes_only():
 
 def test_without_a_reserve_nothing_is_promised():
     figures = decision_figures(finished(reserve=0), softmax, backed=True)
+    assert {found.kind for found in (*figures.risks, *figures.sets)} == {"model_based"}
+
+
+def test_a_reserve_of_old_classes_alone_promises_nothing():
+    task = finished()
+    old = task.reserve_columns < 6
+    alone = dataclasses.replace(
+        task, reserve_logits=task.reserve_logits[old], reserve_columns=task.reserve_columns[old]
+    )
+    figures = decision_figures(alone, softmax, backed=True)
     assert {found.kind for found in (*figures.risks, *figures.sets)} == {"model_based"}
 
 
