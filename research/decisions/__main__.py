@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=Path, help="run folders, or folders that hold some")
     parser.add_argument("--cache", type=Path, default=Path("runs/decisions"), help="where networks and logits are kept")
     parser.add_argument("--redraws", type=int, default=1000)
+    parser.add_argument("--checkpoints", nargs="+", type=int, default=[2, 4, 6, 8], choices=[2, 4, 6, 8])
     given = parser.parse_args()
     given.cache.mkdir(parents=True, exist_ok=True)
     if given.part == "redraws":
@@ -39,7 +40,7 @@ def main() -> None:
         folder = official.data_folder()
         if folder is None:
             raise SystemExit("TCIL_DATA must name a folder with cifar-100-python/ and official-er-cifar100/")
-        value.run_on_checkpoints(given.cache, folder)
+        value.run_on_checkpoints(given.cache, folder, given.checkpoints)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tcil.experiments.reporting.palette import colour
 from tcil.experiments.runs.catalogue import CATALOGUE
 
 RESULTS, IMAGES = ROOT / "docs/results/decisions", ROOT / "docs/images"
-STYLE = {"svg.hashsalt": "tcil", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+STYLE: dict[Any, Any] = {"svg.hashsalt": "tcil", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 MARKS = "osD^v"
 
 
@@ -101,7 +101,7 @@ def sensitivity(world: World) -> None:
                 bias = float(wrong.mean() - (1 - probs.max(1)[inside]).mean())
                 axis.plot(min(max(100 * bias, 0), 10), 100 * found.coverage, "o", color=colour(name), clip_on=False)
         axis.set(title=f"predicted {group}", xlabel="gamma: confidence too high by, points", xlim=(0, 10))
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 100)
     axes[0].set_ylabel("accepted at 10 % risk, %")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     _save(figure, "decisions-sensitivity")

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.stats import binom
 
 from research.decisions.worlds import World
-from tcil.decisions import ConformalSets, RiskThreshold
+from tcil.decisions import ConformalSets, RiskThreshold, SetScore
 from tcil.decisions.risk_tests import mixture_ends
+from tcil.decisions.sets import ROUNDING, scores_of
 
 Rows = npt.NDArray[np.int64]
 UNSEEN, MEMORY = "unseen", "memory"
@@ -104,20 +106,25 @@ def risk_study(
     others = probs[rng.choice(len(probs), reference)] if reference else None
     own_probs, own_columns = _source(world, calibrator, draw)
     failures, risks, covered = 0, [], {False: 0.0, True: 0.0}
+    truth: dict[tuple[float, float], tuple[float | None, dict[bool, float]]] = {}  # by thresholds: few are ever found
     for _ in range(redraws):
         rows = draw.rows(own_columns, world.new, rng)
         rule = RiskThreshold(**options)
         rule.fit(own_probs[rows], own_columns[rows], world.new_classes, reference=others)
         found = {threshold.group: threshold.threshold for threshold in rule.result_.thresholds}
-        limits = np.array([found.get("old", found.get("all")), found.get("new", found.get("all"))])
-        accepted = score >= limits[said_new.astype(int)]
-        if not accepted.any():
+        limits = (found.get("old", found.get("all", np.inf)), found.get("new", found.get("all", np.inf)))
+        if limits not in truth:
+            accepted = score >= np.array(limits)[said_new.astype(int)]
+            shares = {group: float(accepted[is_new == group].mean()) for group in (False, True)}
+            risk = _true_risk(accepted, wrong, is_new, said_new, rule, draw) if accepted.any() else None
+            truth[limits] = risk, shares
+        risk, shares = truth[limits]
+        if risk is None:
             continue
-        risk = _true_risk(accepted, wrong, is_new, said_new, rule, draw)
         risks.append(risk)
         failures += risk > rule.risk + 1e-12
         for group in (False, True):
-            covered[group] += float(accepted[is_new == group].mean())
+            covered[group] += shares[group]
     return RiskStudy(
         world=world.name,
         calibrator=calibrator,
@@ -159,9 +166,9 @@ _GROUPS = (("old", False), ("new", True))
 
 
 def coverage_study(
-    world: World, calibrator: str, draw: Draw, redraws: int, *, seed: int = 0, test: int = 1500, **options: Any
+    world: World, calibrator: str, draw: Draw, redraws: int, *, seed: int = 0, **options: Any
 ) -> CoverageStudy:
-    """Fit `ConformalSets` on every draw and measure coverage and sizes on fresh test images of either group."""
+    """Fit `ConformalSets` on every draw; coverage and sizes are those of the whole world."""
     probs, columns, is_new = world.probs[calibrator], world.columns, world.new[world.columns]
     own_probs, own_columns = _source(world, calibrator, draw)
     rng = np.random.default_rng(seed)
@@ -169,14 +176,25 @@ def coverage_study(
     sizes: dict[str, list[float]] = {"old": [], "new": []}
     most: dict[str, float | None] = {}
     sets = ConformalSets(**options)
-    for _ in range(redraws):
+    strange = scores_of(torch.from_numpy(probs), SetScore(sets.score), sets.penalty, sets.free_ranks).numpy()
+    groups = {name: is_new == group for name, group in _GROUPS}
+    own = {name: strange[np.arange(len(columns)), columns][rows] for name, rows in groups.items()}
+    ordered = {name: np.sort(strange[rows], axis=0) for name, rows in groups.items()}
+    for number in range(redraws):
         rows = draw.rows(own_columns, world.new, rng)
         sets.fit(own_probs[rows], own_columns[rows], world.new_classes)
-        for name, group in _GROUPS:
-            tried = rng.choice(np.flatnonzero(is_new == group), test // 2)
-            inside = sets.predict(probs[tried])
-            hits[name].append(float(inside[np.arange(len(tried)), columns[tried]].mean()))
-            sizes[name].append(float(inside.sum(1).mean()))
+        by_group = {found.group: found.threshold for found in sets.result_.thresholds}
+        first = next(iter(by_group.values()))
+        limits = np.where(world.new, by_group.get("new", first), by_group.get("old", first)) + ROUNDING
+        for name, mine in groups.items():
+            hits[name].append(float((own[name] <= limits[columns[mine]]).mean()))
+            below = [
+                np.searchsorted(some, limit, side="right") for some, limit in zip(ordered[name].T, limits, strict=True)
+            ]
+            sizes[name].append(float(np.sum(below)) / int(mine.sum()))
+        if number == 0 and sets.allow_empty:  # what is counted here is what `predict` gives
+            inside = sets.predict(probs[:200])
+            assert (inside == (strange[:200] <= limits)).mean() > 0.9999
     for found in sets.result_.thresholds:
         if found.group in hits:
             most[found.group] = found.coverage_most

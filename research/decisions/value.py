@@ -23,14 +23,14 @@ from tcil.foundation.files import replace_file
 
 OUT = ROOT / "docs/results/decisions"
 RISKS = (0.05, 0.1, 0.2)
-RESERVE, SPLITS = 20, 50  # images of each class that play the reserve, and how often they are drawn anew
+RESERVE, SPLITS = 20, 20  # images of each class that play the reserve, and how often they are drawn anew
 
 
-def run_on_checkpoints(cache: Path, data: Path) -> None:
+def run_on_checkpoints(cache: Path, data: Path, checkpoints: Sequence[int]) -> None:
     """The authors' checkpoints: claims on all test images, promises with part of them for a reserve."""
-    worlds = official_worlds(cache, data)
+    worlds = official_worlds(cache, data, checkpoints)
     record = {
-        "command": "TCIL_DATA=DIR python -m research.decisions value",
+        "command": "TCIL_DATA=DIR python -m research.decisions value --checkpoints " + " ".join(map(str, checkpoints)),
         "what": "authors' ER checkpoints, CIFAR-100, after each task; test images of the classes seen. Promises: "
         f"{RESERVE} test images of each class are the reserve, the other {100 - RESERVE} the test, {SPLITS} draws",
         "claims": _by_calibrator(worlds, _claims),

@@ -5,6 +5,7 @@ A world is sampled with replacement, so that it is the whole truth: risks and co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,12 +105,12 @@ def letters_worlds(cache: Path, noise: int = letters.NOISE, seed: int = 1) -> li
     return [World.load(path) for path in paths]
 
 
-def official_worlds(cache: Path, data: Path) -> list[World]:
-    """The authors' checkpoints after their first task, with the CIFAR-100 test images of the classes seen."""
-    paths = {index: cache / f"official-task{index}.npz" for index in official.CHECKPOINTS if index}
+def official_worlds(cache: Path, data: Path, checkpoints: Sequence[int]) -> list[World]:
+    """The authors' checkpoints after these tasks, with the CIFAR-100 test images of the classes seen."""
+    paths = {index: cache / f"official-task{index}.npz" for index in checkpoints}
     if not all(path.exists() for path in paths.values()):
         history = None
-        for index in official.CHECKPOINTS:
+        for index in [index for index in official.CHECKPOINTS if index <= max(checkpoints)]:
             task = official.load(data, index)
             seen = range(task.seen)
             valid = tcil.predict_logits(task.model, task.valid, classes=seen)
@@ -117,7 +118,7 @@ def official_worlds(cache: Path, data: Path) -> list[World]:
                 task.model, task.memory, task.valid, task.new_classes, imbalance=task.imbalance, history=history
             )
             history = pact.history_
-            if not index:
+            if index not in paths:
                 continue
             fitted = {
                 "vanilla": None,

@@ -137,6 +137,8 @@ def test_options():
         RiskThreshold(candidates=[0.5, 0.9])
     with pytest.raises(ValueError, match="one of the two"):
         RiskThreshold(candidates=[0.5], mixture="as_sampled").fit(PROBS, LABELS, reference=PROBS)
+    with pytest.raises(ValueError, match="reference images"):
+        RiskThreshold(search="sequence", mixture="as_sampled").fit(PROBS, LABELS)
     with pytest.raises(ValueError, match="gammas"):
         ModelBasedThreshold(gammas=(-0.1,))
 

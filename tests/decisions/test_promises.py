@@ -59,12 +59,12 @@ SETS = {
 @pytest.mark.parametrize("name", SETS)
 def test_coverage_is_within_its_bounds(world, name):
     draw, options = SETS[name]
-    study = coverage_study(world, "vanilla", draw, REDRAWS, allow_empty=True, test=800, **options)
+    study = coverage_study(world, "vanilla", draw, REDRAWS, allow_empty=True, **options)
     assert study.most, "no group to check"
     assert study.kept, study
 
 
 def test_sets_from_the_memory_do_not_cover(world):
-    broken = coverage_study(world, "vanilla", Draw(n_old=40, n_new=25, source=MEMORY), 60, allow_empty=True, test=800)
+    broken = coverage_study(world, "vanilla", Draw(n_old=40, n_new=25, source=MEMORY), 60, allow_empty=True)
     assert not broken.kept
     assert broken.coverage["old"] < 0.7

@@ -11,12 +11,10 @@ import torch
 
 from tcil.decisions.promises import SetScore
 from tcil.decisions.rules import Bools, check_open_share, class_names, new_columns
-from tcil.decisions.sets import scores_of
+from tcil.decisions.sets import ROUNDING, scores_of
 from tcil.foundation.arrays import ArrayLike, as_labels, as_probabilities, label_columns, whole_number
 from tcil.foundation.errors import invalid
 from tcil.foundation.records import Record
-
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +128,7 @@ def cross_conformal_sets(
         larger = np.zeros(others[0].shape)
         for number, part in enumerate(strange):
             scores = np.sort(own[mine & (fold == number)])
-            larger += np.searchsorted(scores, part - _ROUNDING, side="left")  # images less strange than this label
+            larger += np.searchsorted(scores, part - ROUNDING, side="left")  # images less strange than this label
         wanted = larger < (1 - alpha) * (n + 1)
         sets |= wanted & (new == group)[None, :]
         promised[group] = _promise(alpha, n, n_folds) if n else None

@@ -27,7 +27,7 @@ from tcil.foundation.errors import invalid
 from tcil.foundation.records import Record
 
 OLD, NEW, ALL = "old", "new", "all"
-_ROUNDING = 1e-12  # scores of the same image may differ by this between batches
+ROUNDING = 1e-12  # scores of the same image may differ by this between batches
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class _SetHead(nn.Module):
 
     def forward(self, probs: Tensor) -> Tensor:
         """Which classes are in the set of each image, (N, K)."""
-        inside = scores_of(probs, self.score, self.penalty, self.free_ranks) <= self.limits + _ROUNDING
+        inside = scores_of(probs, self.score, self.penalty, self.free_ranks) <= self.limits + ROUNDING
         if self.allow_empty:
             return inside
         columns = torch.arange(probs.shape[1], device=probs.device)

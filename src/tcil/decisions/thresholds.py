@@ -299,6 +299,9 @@ class RiskThreshold(DecisionRule[RiskThresholdResult]):
             checked_costs(self.costs, n_classes)
         if reference is not None and self.candidates is not None:
             raise invalid("reference", "reference images beside candidates", "one of the two")
+        if self.search is Search.SEQUENCE and reference is None and self.candidates is None:
+            advice = "The strictest default accepts next to nothing, and the sequence would end there."
+            raise invalid("search", "'sequence' alone", "candidates, or reference images to take them from", advice)
         action = Action(self.top_k, cast(Costs | None, self.costs))
         ends, words = mixture_ends(self.mixture)
         if new_classes is None and (ends is not None or self.groups is ThresholdGroups.PREDICTED):

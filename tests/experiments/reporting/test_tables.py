@@ -145,3 +145,43 @@ class TestCompare:
         grid = tables.comparison(old, collect.read_runs([tmp_path]), "ece")
         assert "memory 100 in A, 60 in B" in grid.notes[1]
         assert {row.cells[-1].words for row in grid.rows if row.cells[2].spread} == {"2"}
+
+
+def test_decisions_show_what_is_promised_beside_what_is_achieved():
+    from tcil.experiments.config.settings import build
+    from tcil.experiments.reporting import plots
+    from tcil.experiments.runs.results import CalibratorRow
+
+    risks = [
+        {"kind": kind, "group": group, "promised": risk, "threshold": 0.9, "achieved": 2 * risk, "coverage": 0.3,
+         "begins_at": 45}
+        for risk in (0.05, 0.1, 0.2) for kind, group in (("model_based", "old"), ("model_based", "new"),
+                                                         ("model_based", "all"), ("finite_sample", "all"))
+    ]  # fmt: skip
+    sets = [
+        {"kind": kind, "group": group, "promised": 0.9, "achieved": 0.93, "size": 2.5}
+        for kind in ("model_based", "finite_sample")
+        for group in ("old", "new")
+    ]
+    curve = dict.fromkeys(("all", "old", "new"), [0.1] * 10)
+    figures = {"risk_by_coverage": curve, "risks": risks, "sets": sets}
+    plain = stored(build({"preset": "letters"}), {"ts": 0.1, "pact": 0.1})
+    assert tables.decisions(collect.Study((plain,))) == []
+    assert plots.promised_achieved(collect.Study((plain,)), ("ts",)) is None
+    assert plots.risk_coverage(collect.Study((plain,)), ("ts",)) is None
+    run = with_rows(
+        plain,
+        lambda rows: {
+            name: CalibratorRow.model_validate({**row.record(), "decisions": figures}) if name == "ts" else row
+            for name, row in rows.items()
+        },
+    )
+    achieved, accepted, promised, coverage, size = tables.decisions(collect.Study((run,)))
+    assert [[cell.spread.mean for cell in row.cells] for row in achieved.rows] == [[10, 10, 20, 20, 40, 40]]
+    assert {cell.spread.mean for cell in accepted.rows[0].cells} == {30}
+    assert "45, 45, 45 images" in promised.notes[0]
+    assert {cell.spread.mean for cell in coverage.rows[0].cells} == {93}
+    assert {cell.spread.mean for cell in size.rows[0].cells} == {2.5}
+    drawing = plots.promised_achieved(collect.Study((run,)), ("ts", "pact"))
+    assert "ts, predicted old: 10, 20, 40" in drawing.words
+    assert "10, 10, 10" in plots.risk_coverage(collect.Study((run,)), ("ts", "pact")).words

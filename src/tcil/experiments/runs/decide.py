@@ -47,7 +47,7 @@ def decision_figures(task: FinishedTask, probabilities: Probabilities, *, backed
     truth = _Truth(probs.numpy(), columns.numpy(), task.new_columns)
     risks = [figure for risk in RISKS for figure in truth.claimed(risk)]
     sets = truth.claimed_sets()
-    if backed and len(task.reserve_columns):
+    if backed and _has_every_group(task):
         reserve = probabilities(task.reserve_logits), task.reserve_columns
         risks += [truth.promised(risk, *reserve) for risk in RISKS]
         sets += truth.promised_sets(*reserve)
@@ -60,6 +60,12 @@ def decision_figures(task: FinishedTask, probabilities: Probabilities, *, backed
         risks=tuple(risks),
         sets=tuple(sets),
     )
+
+
+def _has_every_group(task: FinishedTask) -> bool:
+    """Whether the reserve has images of old and of new classes; an imported one may have those of old classes only."""
+    is_new = task.reserve_columns >= task.new_columns.start
+    return bool(is_new.any()) and (task.new_columns.start == 0 or not bool(is_new.all()))
 
 
 class _Truth:
