@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,10 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             }
             times = 20
             contestants: dict[Any, Callable[[], Any]] = {
-                key: many(lambda model=model: model(x), times) for key, model in wrapped.items()
+                key: many(partial(model, x), times) for key, model in wrapped.items()
             }
-            contestants["forward"] = lambda: network(x)
-            contestants["given"] = many(lambda: given(x), times)
+            contestants["forward"] = partial(network, x)
+            contestants["given"] = many(partial(given, x), times)
             found = ledger.best(contestants, rounds)
         forward = found["forward"].cpu
         for name, kind in wrapped:
@@ -106,7 +107,9 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> Table:
     shown = Table(title=f"what calibration adds to ResNet-32's forward pass (goal: below {100 * GOAL:g} %)")
     for name in ("calibrator", "type", "batch", "microseconds", "forward, ms", "share, %"):
-        shown.add_column(name, justify="right" if name in ("batch", "microseconds", "forward, ms", "share, %") else "left")
+        shown.add_column(
+            name, justify="right" if name in ("batch", "microseconds", "forward, ms", "share, %") else "left"
+        )
     for row in rows:
         cells = (row["calibrator"], row["dtype"], str(row["batch"]), f"{row['microseconds']:.0f}")
         shown.add_row(*cells, f"{row['forward_milliseconds']:.1f}", f"{100 * row['share']:.2f}")

@@ -54,7 +54,9 @@ class TestShift:
         prior = [0.7, 0.2, 0.06, 0.04]
         logits, labels = world(prior, 20000)
         exact = tcil.TemperatureScaling()._fitted(
-            tcil.extending.TemperatureMap(torch.tensor(1.0).double()), (0, 1, 2, 3), tcil.fit_temperature(logits, labels)
+            tcil.extending.TemperatureMap(torch.tensor(1.0).double()),
+            (0, 1, 2, 3),
+            tcil.fit_temperature(logits, labels),
         )
         for column, share in enumerate(prior):  # calibrated in every column: the mean is the frequency
             own = float(exact.predict_proba(logits, prior=prior)[:, column].mean())
@@ -98,7 +100,9 @@ class TestShift:
         x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).double()
         wrapped = scaling.wrap(network, prior=prior, dtype=dtype)(x)
         assert wrapped.dtype == dtype
-        assert torch.allclose(wrapped.exp().double(), scaling.predict_proba(network(x).detach(), prior=prior), atol=1e-6)
+        assert torch.allclose(
+            wrapped.exp().double(), scaling.predict_proba(network(x).detach(), prior=prior), atol=1e-6
+        )
 
 
 class TestEstimate:
@@ -131,7 +135,9 @@ class TestEstimate:
     def test_its_answer_is_a_prior(self, scaling):
         logits, labels = world(self.PRIOR, 5000)
         found = scaling.estimate_prior(logits)
-        nll = [tcil.metrics.negative_log_likelihood(scaling.predict_proba(logits, prior=p), labels) for p in (found, None)]
+        nll = [
+            tcil.metrics.negative_log_likelihood(scaling.predict_proba(logits, prior=p), labels) for p in (found, None)
+        ]
         assert nll[0] < nll[1] - 0.05
 
     def test_em_uses_what_pact_believes_and_not_what_it_shows(self):
@@ -287,4 +293,4 @@ class TestClassesThatComeBack:
             rows = memory[1] <= max(new) if step == 0 else torch.ones(48, dtype=torch.bool)
             part = memory[0][rows], memory[1][rows]
             pact.partial_fit(network, part, draw(new * 60), new_classes=new, imbalance=5.0 if step else None)
-        assert [piece.source for piece in pact.result_.evidence][0] == "history"
+        assert pact.result_.evidence[0].source == "history"

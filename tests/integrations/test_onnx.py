@@ -31,7 +31,9 @@ def calibrators():
     return identity, {
         "TCIL": tcil.TCIL().fit(identity, memory, valid, [3, 4]),
         "PACT": tcil.PACT().fit(identity, memory, valid, [3, 4], imbalance=4.0),
-        "PACT, moving predictions": tcil.PACT(keep_predictions=False).fit(identity, memory, valid, [3, 4], imbalance=4.0),
+        "PACT, moving predictions": tcil.PACT(keep_predictions=False).fit(
+            identity, memory, valid, [3, 4], imbalance=4.0
+        ),
         "TemperatureScaling": tcil.TemperatureScaling().fit(logits, labels),
         "FirstTaskTemperatureScaling": tcil.FirstTaskTemperatureScaling().fit(logits, labels),
         "GroupTemperatureScaling": tcil.GroupTemperatureScaling().fit(logits, labels, [3, 4]),
@@ -85,7 +87,7 @@ def test_every_calibrator(name, dtype, tmp_path):
 
 @pytest.fixture(scope="module")
 def isotonic(tmp_path_factory):
-    """IRM in float32 with a prior, the hardest to export; on a network without rounding, which its steps would enlarge."""
+    """IRM in float32 with a prior, on a network without rounding, which the steps of IRM would enlarge."""
     network = nn.Sequential(nn.Dropout(0.5), nn.Linear(K, K)).train()
     network[1].weight.data, network[1].bias.data = torch.eye(K), torch.zeros(K)
     irm = tcil.MulticlassIsotonic().fit(*overlapping(), classes=range(K))

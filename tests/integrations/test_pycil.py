@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from integrations import record_signatures
-from integrations.conftest import seed_everything
-from integrations.test_signatures import RECORD
 from torch import nn
 
 import tcil
 from conftest import ROOT
+from integrations import record_signatures
+from integrations.conftest import seed_everything
+from integrations.test_signatures import RECORD
 from tcil.integrations import pycil
 
 MEAN, STD = 0.5, 0.25
@@ -94,7 +94,10 @@ class Learner:
         own &= data_manager._train_targets < self._total_classes
         images, targets = data_manager._train_data[own], data_manager._train_targets[own]
         if self._get_memory() is not None:
-            images, targets = np.concatenate([images, self._data_memory]), np.concatenate([targets, self._targets_memory])
+            images, targets = (
+                np.concatenate([images, self._data_memory]),
+                np.concatenate([targets, self._targets_memory]),
+            )
         rows = list(Dummy(images, targets))
         x, y = torch.stack([row[1] for row in rows]), torch.tensor([int(row[2]) for row in rows])
         optimizer = torch.optim.Adam(self._network.parameters(), lr=0.01)

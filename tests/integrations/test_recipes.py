@@ -83,7 +83,9 @@ print("RESULT", tuple(probs.shape), pact.temperature_ > 0, round(pact.result_.im
 
 
 def test_facil(tmp_path):
-    out = run_in("TCIL_FACIL", "src", DIGITS + FACIL.replace("class Log:", recipe("facil") + "\nclass Log:", 1), tmp_path)
+    out = run_in(
+        "TCIL_FACIL", "src", DIGITS + FACIL.replace("class Log:", recipe("facil") + "\nclass Log:", 1), tmp_path
+    )
     (result,) = [line for line in out.splitlines() if line.startswith("RESULT")]
     shape, positive, imbalance, pieces = re.match(r"RESULT (\(.*?\)) (\w+) (\S+) (\d+)", result).groups()
     assert (shape, positive) == ("(5, 6)", "True")

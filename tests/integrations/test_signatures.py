@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from integrations import record_signatures
-from integrations.conftest import need
 
 import tcil
+from integrations import record_signatures
+from integrations.conftest import need
 
 RECORD = json.loads(record_signatures.RECORD.read_text())
 SOURCE = Path(tcil.__file__).parent / "integrations"
