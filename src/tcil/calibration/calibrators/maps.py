@@ -54,7 +54,7 @@ def log_softmax_at(z: Tensor, temperature: Tensor) -> Tensor:
     """log softmax(z / T); a row whose z / T leaves the floating-point range is shifted first, which changes nothing."""
     scaled = z / temperature
     largest = scaled.amax(dim=1, keepdim=True)
-    if torch.compiler.is_compiling() or not math.isfinite(float(largest.sum())):
+    if torch.compiler.is_compiling() or not math.isfinite(float(largest.detach().sum())):
         fine = torch.isfinite(largest)
         scaled = torch.where(fine, scaled, (z - z.amax(dim=1, keepdim=True)) / temperature)
     return keep_argmax(torch.log_softmax(scaled, dim=1), z)
