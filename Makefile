@@ -25,6 +25,7 @@ test-slow: $(VENV)/.dev
 # tcil inside the real frameworks, in an environment of their own. Avalanche is installed without its dependencies, of
 # which only those that it imports follow. Checkouts are named: TCIL_PYCIL, TCIL_FACIL and TCIL_MAMMOTH.
 INTEGRATIONS := build/integrations
+OF_MAMMOTH   := ftfy kornia onedrivedownloader pandas python-dotenv pyyaml regex
 test-integrations: $(INTEGRATIONS)/.ready
 	OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -q -rs -m "not real" tests/integrations src/tcil/integrations
 
@@ -32,7 +33,7 @@ $(INTEGRATIONS)/.ready: pyproject.toml constraints.txt tests/integrations/torchv
 	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench,lightning,onnx,transformers]" \
 		hypothesis pytest pytest-timeout pytest-xdist torchmetrics \
-		dill gdown gputil psutil pytorchcv qpsolvers tensorboard tqdm wandb
+		dill gdown gputil psutil pytorchcv qpsolvers tensorboard tqdm wandb $(if $(TCIL_MAMMOTH),$(OF_MAMMOTH))
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps -c constraints.txt avalanche-lib timm torchvision
 	cp tests/integrations/torchvision_schemas.py $$($(INTEGRATIONS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 	echo "import torchvision_schemas" > $$($(INTEGRATIONS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/torchvision_schemas.pth

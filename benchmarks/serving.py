@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,10 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             }
             times = 20
             contestants: dict[Any, Callable[[], Any]] = {
-                key: many(lambda model=model: model(x), times) for key, model in wrapped.items()
+                key: many(partial(model, x), times) for key, model in wrapped.items()
             }
-            contestants["forward"] = lambda: network(x)
-            contestants["given"] = many(lambda: given(x), times)
+            contestants["forward"] = partial(network, x)
+            contestants["given"] = many(partial(given, x), times)
             found = ledger.best(contestants, rounds)
         forward = found["forward"].cpu
         for name, kind in wrapped:

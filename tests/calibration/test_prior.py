@@ -293,4 +293,4 @@ class TestClassesThatComeBack:
             rows = memory[1] <= max(new) if step == 0 else torch.ones(48, dtype=torch.bool)
             part = memory[0][rows], memory[1][rows]
             pact.partial_fit(network, part, draw(new * 60), new_classes=new, imbalance=5.0 if step else None)
-        assert [piece.source for piece in pact.result_.evidence][0] == "history"
+        assert pact.result_.evidence[0].source == "history"

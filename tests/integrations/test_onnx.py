@@ -87,7 +87,7 @@ def test_every_calibrator(name, dtype, tmp_path):
 
 @pytest.fixture(scope="module")
 def isotonic(tmp_path_factory):
-    """IRM in float32 with a prior, the hardest to export; on a network without rounding, which its steps would enlarge."""
+    """IRM in float32 with a prior, on a network without rounding, which the steps of IRM would enlarge."""
     network = nn.Sequential(nn.Dropout(0.5), nn.Linear(K, K)).train()
     network[1].weight.data, network[1].bias.data = torch.eye(K), torch.zeros(K)
     irm = tcil.MulticlassIsotonic().fit(*overlapping(), classes=range(K))

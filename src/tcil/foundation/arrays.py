@@ -108,7 +108,7 @@ def refuse_hidden(value: object, argument: str) -> None:
 def mask_out(logits: Tensor) -> Tensor:
     """The logits (N, K) with -inf for every masked class; the same tensor where none is."""
     # An exported graph cannot skip the work by what it sees.
-    if not torch.compiler.is_compiling() and (logits.numel() == 0 or not bool(logits.min() <= _MASKS_BEGIN)):
+    if not torch.compiler.is_compiling() and (logits.numel() == 0 or not float(logits.detach().min()) <= _MASKS_BEGIN):
         return logits
     values = torch.tensor(_MASK_VALUES, dtype=logits.dtype, device=logits.device)
     written = values[places_in(values, logits).clamp(max=len(values) - 1)] == logits

@@ -6,6 +6,7 @@ A masked class (see `arrays`) has probability 0 and log-probability -inf in all 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import ClassVar, cast
 
@@ -52,8 +53,9 @@ def wide(logits: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 def log_softmax_at(z: Tensor, temperature: Tensor) -> Tensor:
     """log softmax(z / T); a row whose z / T leaves the floating-point range is shifted first, which changes nothing."""
     scaled = z / temperature
-    fine = torch.isfinite(scaled.amax(dim=1, keepdim=True))
-    if torch.compiler.is_compiling() or not bool(fine.all()):
+    largest = scaled.amax(dim=1, keepdim=True)
+    if torch.compiler.is_compiling() or not math.isfinite(float(largest.detach().sum())):
+        fine = torch.isfinite(largest)
         scaled = torch.where(fine, scaled, (z - z.amax(dim=1, keepdim=True)) / temperature)
     return keep_argmax(torch.log_softmax(scaled, dim=1), z)
 

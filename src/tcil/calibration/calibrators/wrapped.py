@@ -70,20 +70,19 @@ class CalibratedModel(nn.Module):
 
     def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         """Calibrated log-probabilities of the inputs, (N, K), in the type of `wrap`; arguments go to the network."""
+        model, calibration = self.model, self.calibration  # once: modules look their parts up slowly
         inputs = args if x is None else (x, *args)
         # As in fit: the first tensor is the input, and comes in the precision of the weights.
-        tensors = [value for value in (*inputs, *kwargs.values()) if isinstance(value, Tensor)]
-        if tensors:
-            given = tensors[0]
-            taken = as_taken(self.model, given)
+        given = next((value for value in (*inputs, *kwargs.values()) if isinstance(value, Tensor)), None)
+        if given is not None and (taken := as_taken(model, given)) is not given:
             inputs = tuple(taken if value is given else value for value in inputs)
             kwargs = {key: taken if value is given else value for key, value in kwargs.items()}
         features = None
-        if self.calibration.needs_features and self._source is not None:
-            logits, features = self._source.run(self.model, *inputs, **kwargs)
+        if calibration.needs_features and self._source is not None:
+            logits, features = self._source.run(model, *inputs, **kwargs)
             features = at_least_float32(features.flatten(1))
         else:
-            logits = select_logits(self.model(*inputs, **kwargs))
+            logits = select_logits(model(*inputs, **kwargs))
         width, known = logits.shape[1], len(self.classes)
         if width < known or (self._head_width is not None and width != self._head_width):
             raise invalid(
@@ -95,7 +94,7 @@ class CalibratedModel(nn.Module):
         with full_precision(logits.device.type):
             picked = pick_columns(logits, known, self._columns)
             if self._at_prior:
-                answer = self.calibration.at_prior(picked, cast(Tensor, self.calibration.log_prior), features)
+                answer = calibration.at_prior(picked, cast(Tensor, calibration.log_prior), features)
             else:
-                answer = cast(Tensor, self.calibration(picked, features))
-            return answer.to(self.calibration.dtype) if self.calibration.dtype == torch.float32 else answer
+                answer = cast(Tensor, calibration(picked, features))
+            return answer.float() if calibration.dtype == torch.float32 else answer

@@ -447,8 +447,8 @@ def as_taken(model: nn.Module, inputs: Tensor) -> Tensor:
     """Floating-point inputs in the precision of the model's weights; others as they are."""
     if not inputs.is_floating_point():
         return inputs
-    kinds = [tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
-    return inputs.to(kinds[0] if kinds else torch.float32)
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return inputs.to(next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32))
 
 
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()

@@ -52,6 +52,8 @@ def select_logits(output: Any) -> Tensor:
 
 def _logits_part(output: Any) -> Any:
     """What holds the logits: a tensor, or the heads' logits one by one."""
+    if isinstance(output, Tensor):  # first, since it is the usual case and the quickest to tell
+        return output
     if isinstance(output, Mapping):
         if "logits" not in output:
             raise invalid(
@@ -60,7 +62,7 @@ def _logits_part(output: Any) -> Any:
                 "one with the key 'logits'",
             )
         return output["logits"]
-    return output.logits if not isinstance(output, Tensor) and hasattr(output, "logits") else output
+    return output.logits if hasattr(output, "logits") else output
 
 
 def _is_heads(output: Any) -> bool:
