@@ -21,8 +21,8 @@ from tcil.incremental.pretrained import backbones, features, networks
 
 NAMES = ["vanilla", "ts", "t-cil", "pact", "statistics-ts"]
 SHORT = {
-    "preset": "digits", "dataset": "digits", "network": "pretrained:tiny,side=8", "classes": 6, "tasks": [3, 2, 1], "epochs": 2, "lr": 0.05,
-    "memory": 60, "validation": 30, "validation_pool": 30,
+    "preset": "digits", "dataset": "digits", "network": "pretrained:tiny,side=8", "classes": 6,
+    "tasks": [3, 2, 1], "epochs": 2, "lr": 0.05, "memory": 60, "validation": 30, "validation_pool": 30,
 }  # fmt: skip
 
 
