@@ -1,6 +1,7 @@
 """The measured tables of docs/pretrained.md: calibrators on top of a pre-trained backbone, by what is trained.
 
     python -m research.pretrained --measure RUN --data DIR    # fit all calibrators on a run, and keep their ECE
+    python -m research.pretrained --keep RUN                  # or take over those of a run with all calibrators
     python -m research.pretrained --pixels RUN --data DIR     # perturb pixels instead of features, on one run
     python -m research.pretrained                             # write the tables into docs/pretrained.md
 
@@ -62,14 +63,18 @@ def main() -> None:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, help="a run folder: fit all calibrators on its finished tasks")
+    parser.add_argument("--keep", type=Path, help="a run folder with all rows: take them over as they are")
     parser.add_argument("--pixels", type=Path, help="a finished run folder: perturb pixels through the backbone")
     parser.add_argument("--tasks", default="5,10", help="after which tasks --pixels measures, counted from 1")
+    parser.add_argument("--exemplars", type=int, default=2000, help="how many of them --pixels perturbs at most")
     parser.add_argument("--data", type=Path, help="the folder that holds the images")
     given = parser.parse_args()
     if given.measure is not None:
         measure(given.measure, given.data)
+    elif given.keep is not None:
+        keep(given.keep)
     elif given.pixels is not None:
-        measure_pixels(given.pixels, given.data, [int(part) - 1 for part in given.tasks.split(",")])
+        measure_pixels(given.pixels, given.data, [int(part) - 1 for part in given.tasks.split(",")], given.exemplars)
     else:
         table = "\n".join(lines()) + "\n"
         before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
@@ -122,6 +127,20 @@ def measure(folder: Path, data: Path | None) -> None:
             break
 
 
+def keep(folder: Path) -> None:
+    """Take over the rows that a finished run has stored."""
+    from tcil.experiments.reporting.collect import read_runs
+
+    for run in read_runs([folder]):
+        rows = [
+            {name: _kept(row) for name, row in task.calibrators.items() if row.ece is not None} for task in run.tasks
+        ]
+        text = json.dumps({"settings": run.settings.record(), "tasks": rows}, indent=1, sort_keys=True)
+        make_folder(KEPT)
+        replace_file(KEPT / f"{folder.name}.json", f"{text}\n".encode())
+        print(f"kept {folder.name}: {len(rows)} tasks")
+
+
 def _kept(row: Any) -> dict[str, float | None]:
     names = ("accuracy", "ece", "ece_predicted_old", "ece_predicted_new", "temperature")
     return {name: _rounded(getattr(row, name)) for name in names}
@@ -143,8 +162,11 @@ def _rounded(value: Any) -> float | None:
     return None if value is None else float(f"{float(value):.6g}")
 
 
-def measure_pixels(folder: Path, data: Path | None, tasks: Sequence[int]) -> None:
-    """T-CIL and PACT (without a history) on pixels through the backbone, beside the same on cached features."""
+def measure_pixels(folder: Path, data: Path | None, tasks: Sequence[int], most: int) -> None:
+    """T-CIL and PACT (without a history) on pixels through the backbone, beside the same on cached features.
+
+    Of the exemplars, at most so many are used, evenly over the classes.
+    """
     import torch
 
     import tcil
@@ -162,15 +184,17 @@ def measure_pixels(folder: Path, data: Path | None, tasks: Sequence[int]) -> Non
         finished = run.finished(task, memory, learner, {})
         assert finished.memory is not None
         assert finished.valid is not None
+        some = torch.arange(0, len(memory.rows), max(1, -(-len(memory.rows) // most)))
+        kept = memory.rows[some]
         images = {
-            "features": (learner.model, finished.memory, finished.valid),
+            "features": (learner.model, (finished.memory[0][some], finished.memory[1][some]), finished.valid),
             "pixels": (
                 factory.whole(learner.model, run.dataset).eval(),
-                (backbone.normalised(run.images.train.images[memory.rows]), columns[memory.rows]),
+                (backbone.normalised(run.images.train.images[kept]), columns[kept]),
                 (backbone.normalised(run.images.train.images[task.valid]), columns[task.valid]),
             ),
         }
-        row: dict[str, Any] = {}
+        row: dict[str, Any] = {"exemplars": len(some)}
         for name, (model, exemplars, valid) in images.items():
             pact = tcil.PACT().fit(
                 model, exemplars, valid, task.columns, classes=finished.seen, imbalance=finished.imbalance
@@ -265,15 +289,16 @@ def _pixel_lines() -> Iterator[str]:
     yield ""
     yield "**What is perturbed, ER with a linear head, seed 1 (PACT without a history):**"
     yield ""
-    yield "| after task | perturbed | magnitude | T of T-CIL | ECE of T-CIL, % | T of PACT | ECE of PACT, % |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| after task | exemplars | perturbed | magnitude | T of T-CIL | ECE of T-CIL, % | T of PACT | ECE of PACT, % |"
+    yield "|---|---|---|---|---|---|---|---|"
     for task, row in sorted(record["rows"].items(), key=lambda item: int(item[0])):
-        for name, one in row.items():
+        for name in ("features", "pixels"):
+            one = row[name]
             figures = (
                 f"{one['magnitude']:.4f} | {one['t_cil_temperature']:.3f} | {100 * one['t_cil_ece']:.2f}"
                 f" | {one['pact_temperature']:.3f} | {100 * one['pact_ece']:.2f}"
             )
-            yield f"| {task} | {name} | {figures} |"
+            yield f"| {task} | {row['exemplars']} | {name} | {figures} |"
 
 
 def _smoke_lines() -> Iterator[str]:
