@@ -1,6 +1,7 @@
 """The measured tables of docs/pretrained.md: calibrators on top of a pre-trained backbone, by what is trained.
 
     python -m research.pretrained --measure RUN --data DIR    # fit all calibrators on a run, and keep their ECE
+    python -m research.pretrained --keep RUN                  # or take over those of a run with all calibrators
     python -m research.pretrained --pixels RUN --data DIR     # perturb pixels instead of features, on one run
     python -m research.pretrained                             # write the tables into docs/pretrained.md
 
@@ -32,6 +33,7 @@ PIXELS = KEPT / "pixels.json"
 BEGIN, END = "<!-- measured: python -m research.pretrained -->\n", "<!-- end -->\n"
 
 # Regimes in the order of the tables: what tells their settings.
+TASKS = 10
 REGIMES = {
     "ER, linear": ("er", ""),
     "ER, cosine": ("er", "head=cosine"),
@@ -62,14 +64,18 @@ def main() -> None:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, help="a run folder: fit all calibrators on its finished tasks")
+    parser.add_argument("--keep", type=Path, help="a run folder with all rows: take them over as they are")
     parser.add_argument("--pixels", type=Path, help="a finished run folder: perturb pixels through the backbone")
     parser.add_argument("--tasks", default="5,10", help="after which tasks --pixels measures, counted from 1")
+    parser.add_argument("--exemplars", type=int, default=2000, help="how many of them --pixels perturbs at most")
     parser.add_argument("--data", type=Path, help="the folder that holds the images")
     given = parser.parse_args()
     if given.measure is not None:
         measure(given.measure, given.data)
+    elif given.keep is not None:
+        keep(given.keep)
     elif given.pixels is not None:
-        measure_pixels(given.pixels, given.data, [int(part) - 1 for part in given.tasks.split(",")])
+        measure_pixels(given.pixels, given.data, [int(part) - 1 for part in given.tasks.split(",")], given.exemplars)
     else:
         table = "\n".join(lines()) + "\n"
         before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
@@ -122,6 +128,20 @@ def measure(folder: Path, data: Path | None) -> None:
             break
 
 
+def keep(folder: Path) -> None:
+    """Take over the rows that a finished run has stored."""
+    from tcil.experiments.reporting.collect import read_runs
+
+    for run in read_runs([folder]):
+        rows = [
+            {name: _kept(row) for name, row in task.calibrators.items() if row.ece is not None} for task in run.tasks
+        ]
+        text = json.dumps({"settings": run.settings.record(), "tasks": rows}, indent=1, sort_keys=True)
+        make_folder(KEPT)
+        replace_file(KEPT / f"{folder.name}.json", f"{text}\n".encode())
+        print(f"kept {folder.name}: {len(rows)} tasks")
+
+
 def _kept(row: Any) -> dict[str, float | None]:
     names = ("accuracy", "ece", "ece_predicted_old", "ece_predicted_new", "temperature")
     return {name: _rounded(getattr(row, name)) for name in names}
@@ -143,8 +163,11 @@ def _rounded(value: Any) -> float | None:
     return None if value is None else float(f"{float(value):.6g}")
 
 
-def measure_pixels(folder: Path, data: Path | None, tasks: Sequence[int]) -> None:
-    """T-CIL and PACT (without a history) on pixels through the backbone, beside the same on cached features."""
+def measure_pixels(folder: Path, data: Path | None, tasks: Sequence[int], most: int) -> None:
+    """T-CIL and PACT (without a history) on pixels through the backbone, beside the same on cached features.
+
+    Of the exemplars, at most so many are used, evenly over the classes.
+    """
     import torch
 
     import tcil
@@ -162,15 +185,17 @@ def measure_pixels(folder: Path, data: Path | None, tasks: Sequence[int]) -> Non
         finished = run.finished(task, memory, learner, {})
         assert finished.memory is not None
         assert finished.valid is not None
+        some = torch.arange(0, len(memory.rows), max(1, -(-len(memory.rows) // most)))
+        kept = memory.rows[some]
         images = {
-            "features": (learner.model, finished.memory, finished.valid),
+            "features": (learner.model, (finished.memory[0][some], finished.memory[1][some]), finished.valid),
             "pixels": (
                 factory.whole(learner.model, run.dataset).eval(),
-                (backbone.normalised(run.images.train.images[memory.rows]), columns[memory.rows]),
+                (backbone.normalised(run.images.train.images[kept]), columns[kept]),
                 (backbone.normalised(run.images.train.images[task.valid]), columns[task.valid]),
             ),
         }
-        row: dict[str, Any] = {}
+        row: dict[str, Any] = {"exemplars": len(some)}
         for name, (model, exemplars, valid) in images.items():
             pact = tcil.PACT().fit(
                 model, exemplars, valid, task.columns, classes=finished.seen, imbalance=finished.imbalance
@@ -197,7 +222,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def studies() -> dict[str, list[dict[str, Any]]]:
-    """The kept runs on CIFAR-100 of each regime, by seed."""
+    """The kept runs on CIFAR-100 of each regime, by seed; where none was measured to its end, the longest one."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(KEPT.glob("cifar100-*.json")):
         record = _read(path)
@@ -205,9 +230,15 @@ def studies() -> dict[str, list[dict[str, Any]]]:
         for title, (learner, option) in REGIMES.items():
             others = [other for other in ("head=cosine", "tune=last") if other != option]
             named = settings["learner"] == learner and option in settings["network"]
-            if named and not any(other in settings["network"] for other in others) and len(record["tasks"]) == 10:
+            if named and not any(other in settings["network"] for other in others):
                 found.setdefault(title, []).append(record)
-    return {title: sorted(found[title], key=lambda one: one["settings"]["seed"]) for title in REGIMES if title in found}
+    told = {}
+    for title in [title for title in REGIMES if title in found]:
+        whole = [record for record in found[title] if len(record["tasks"]) == TASKS]
+        some = whole or [max(found[title], key=lambda record: len(record["tasks"]))]
+        name = title if whole else f"{title} (first {len(some[0]['tasks'])} tasks)"
+        told[name] = sorted(some, key=lambda record: record["settings"]["seed"])
+    return told
 
 
 def lines() -> Iterator[str]:
@@ -265,15 +296,16 @@ def _pixel_lines() -> Iterator[str]:
     yield ""
     yield "**What is perturbed, ER with a linear head, seed 1 (PACT without a history):**"
     yield ""
-    yield "| after task | perturbed | magnitude | T of T-CIL | ECE of T-CIL, % | T of PACT | ECE of PACT, % |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| after task | exemplars | perturbed | magnitude | T-CIL: T | ECE, % | PACT: T | ECE, % |"
+    yield "|---|---|---|---|---|---|---|---|"
     for task, row in sorted(record["rows"].items(), key=lambda item: int(item[0])):
-        for name, one in row.items():
+        for name in ("features", "pixels"):
+            one = row[name]
             figures = (
                 f"{one['magnitude']:.4f} | {one['t_cil_temperature']:.3f} | {100 * one['t_cil_ece']:.2f}"
                 f" | {one['pact_temperature']:.3f} | {100 * one['pact_ece']:.2f}"
             )
-            yield f"| {task} | {name} | {figures} |"
+            yield f"| {task} | {row['exemplars']} | {name} | {figures} |"
 
 
 def _smoke_lines() -> Iterator[str]:
@@ -297,7 +329,7 @@ def _values(runs: Sequence[dict[str, Any]], name: str, metric: str, tasks: slice
     values = []
     for run in runs:
         own = [task.get(name, {}).get(metric) for task in run["tasks"][tasks]]
-        if all(value is not None for value in own):
+        if own and all(value is not None for value in own):
             values.append(100 * float(np.mean(own)))
     return values if len(values) == len(runs) else []
 

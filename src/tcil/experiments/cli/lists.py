@@ -25,16 +25,21 @@ def learners() -> None:
 
 def networks() -> None:
     """List the networks."""
+    from tcil.foundation.extensions import PRETRAINED
     from tcil.incremental.networks import NETWORKS
+    from tcil.incremental.pretrained.backbones import BACKBONES, TIMM
 
-    _list("network", {name: (factory.__doc__ or "").partition(":")[0] for name, factory in NETWORKS.items()})
+    known = {name: (factory.__doc__ or "").partition(":")[0] for name, factory in NETWORKS.items()}
+    known |= {f"{PRETRAINED}{name}": (make.__doc__ or "").rstrip(".") for name, make in BACKBONES.items()}
+    known[f"{PRETRAINED}{TIMM}NAME"] = "A head on frozen features of timm's model of that name"
+    _list("network", known)
 
 
 def calibrators() -> None:
     """List the calibrators."""
-    from tcil.experiments.runs.entries import CALIBRATORS
+    from tcil.experiments.runs.entries import CALIBRATORS, ON_FEATURES
 
-    _list("calibrator", {name: entry.meaning for name, entry in CALIBRATORS.items()})
+    _list("calibrator", {name: entry.meaning for name, entry in {**CALIBRATORS, **ON_FEATURES}.items()})
 
 
 def settings() -> None:

@@ -39,7 +39,7 @@ _MINI = {
 _PRETRAINED = {
     "network": "pretrained:efficientnet_lite0,side=96", "validation": 500, "validation_pool": 500, "reserve": 0.1,
     "epochs": 20, "milestones": [10, 15], "lr": 0.01, "weight_decay": 2e-4, "batch_size": 128,
-    "validation_seed": "seed",
+    "validation_seed": "seed", "by_learner": {"wa": {"learner_options": _WA}},
 }  # fmt: skip
 
 # A preset may say more: under "by_learner", keys that replace its own for a learner; under "at_20_tasks", for 20 tasks.

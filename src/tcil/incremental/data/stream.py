@@ -103,8 +103,8 @@ class TaskStream:
                 parts["pool"].append(rows[: pools[index]])
                 parts["reserve"].append(rows[pools[index] : held])
                 parts["train"].append(rows[held:].sort().values)
-            joined = (torch.cat(parts[name]) for name in ("train", "valid", "pool", "reserve"))
-            self._tasks.append(Task(index, columns, *joined))
+            own = [torch.cat(rows) for rows in parts.values()]
+            self._tasks.append(Task(index, columns, own[0], own[1], own[2], own[3]))
             start += size
         if returning:
             self._bring_back(returning, valids, pools, seed)
