@@ -383,8 +383,12 @@ def store(name: str, folders: Iterable[Path]) -> None:
 
 
 def stored(name: str) -> list[dict[str, Any]]:
-    """What was found on the development or on the final runs."""
-    return [json.loads(path.read_text()) for path in sorted((STORED / name).glob("*.json"))]
+    """What was found on the development runs, or on those of the final worlds that are complete."""
+    records = [json.loads(path.read_text()) for path in sorted((STORED / name).glob("*.json"))]
+    if name == "development":
+        return records
+    seeds = [record["about"]["seed"] for record in records]
+    return [record for record in records if seeds.count(record["about"]["seed"]) == len(LEARNERS)]
 
 
 # tables -----------------------------------------------------------------------------------------------------------
@@ -585,8 +589,7 @@ def final(out: Path) -> None:
         own = [out / final_settings(world, learner).name for learner in LEARNERS]
         done = [folder for folder in own if RunFolder(folder).read_results() is not None]
         print(f"{world}: {len(done)} of {len(own)} runs are trained")
-        if len(done) == len(own):  # others do not count
-            folders += done
+        folders += done
     store("final", folders)
     for learner in LEARNERS:
         pair = [RunFolder(out / final_settings("F1", learner, r).name).read_results() for r in (0, RESERVED)]
