@@ -1,10 +1,10 @@
 """PACT and PACT-R on development and final worlds: docs/pact-protocol.md, docs/pact.md.
 
     python -m research.pact train RUNS            # the final worlds, in order; resumable
-    python -m research.pact develop RUN...        # development runs, into docs/results/pact/development.json
-    python -m research.pact final RUNS            # once: the final worlds, into docs/results/pact/final.json
+    python -m research.pact develop RUN...        # development runs, into docs/results/pact/development/
+    python -m research.pact final RUNS            # once: the final worlds, into docs/results/pact/final/
     python -m research.pact constants             # PACT's constants, from the development runs
-    python -m research.pact page                  # the tables of docs/pact.md, from the two files
+    python -m research.pact page                  # the tables of docs/pact.md, from what is kept
 
 Every method turns what is known after a task into probabilities of the test images. Where a development run has no
 reserve, two images of each old class are taken out of its test set and serve as one. Tasks without old classes are left
@@ -372,12 +372,23 @@ def state_of(
 
 
 def store(name: str, folders: Iterable[Path]) -> None:
-    """Measure these runs, and keep what was found."""
-    records = [measure(folder) for folder in track(list(folders), description=name)]
-    STORED.mkdir(parents=True, exist_ok=True)
-    replace_file(STORED / f"{name}.json", (json.dumps(records) + "\n").encode())
-    for line in summary(records):
+    """Measure these runs once, keep what was found, and print the tables of all that are kept."""
+    (STORED / name).mkdir(parents=True, exist_ok=True)
+    for folder in track(list(folders), description=name):
+        path = STORED / name / f"{folder.name}.json"
+        if not path.exists():
+            replace_file(path, (json.dumps(measure(folder)) + "\n").encode())
+    for line in summary(stored(name)):
         print(line)
+
+
+def stored(name: str) -> list[dict[str, Any]]:
+    """What was found on the development runs, or on those of the final worlds that are complete."""
+    records = [json.loads(path.read_text()) for path in sorted((STORED / name).glob("*.json"))]
+    if name == "development":
+        return records
+    seeds = [record["about"]["seed"] for record in records]
+    return [record for record in records if seeds.count(record["about"]["seed"]) == len(LEARNERS)]
 
 
 # tables -----------------------------------------------------------------------------------------------------------
@@ -548,9 +559,9 @@ def _densities(states: Sequence[dict[str, Any]], c: PACTConstants) -> Iterable[f
 
 
 def constants() -> None:
-    """The most likely constants on the development runs: those stored for docs/beyond.md, and development.json."""
+    """The most likely constants on the development runs: those stored for docs/beyond.md, and those of this study."""
     records = [json.loads(path.read_text()) for path in sorted((ROOT / "docs/results/beyond").glob("*.json"))]
-    records += json.loads((STORED / "development.json").read_text())
+    records += stored("development")
 
     def at(x: np.ndarray[Any, Any]) -> PACTConstants:
         return PACTConstants(**dict(zip(FITTED, np.exp(np.clip(x, -3, 1)).tolist(), strict=True)))
@@ -597,7 +608,7 @@ def page() -> None:
     path = ROOT / "docs/pact.md"
     text = path.read_text()
     for name in ("final", "development"):
-        records = json.loads((STORED / f"{name}.json").read_text())
+        records = stored(name)
         start, end = f"<!-- tables: {name} -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(start)
         text = before + start + "\n" + "\n".join(summary(records)) + "\n\n" + end + rest.split(end)[1]

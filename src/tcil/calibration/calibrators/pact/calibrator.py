@@ -180,6 +180,10 @@ class PACT(Calibrator[PACTResult]):
     >>> pact = tcil.PACT().fit(network, memory, valid, new_classes=[2, 3], imbalance=110 / 10)
     >>> pact.temperature_ > 1, pact.bias_ > 0, [piece.source for piece in pact.result_.evidence]
     (True, True, ['surrogate', 'new classes', 'label shift'])
+    >>> kept = draw(torch.arange(4) % 2)                                       # two images of each old class: PACT-R
+    >>> surer = tcil.PACT().fit(network, memory, valid, new_classes=[2, 3], imbalance=110 / 10, reserve=kept).result_
+    >>> surer.evidence[-1].source, surer.bias_error < pact.result_.bias_error
+    ('reserve', True)
     >>> test = draw(torch.arange(400) % 4)
     >>> before = tcil.metrics.expected_calibration_error(network(test[0]).softmax(dim=1).detach(), test[1])
     >>> tcil.metrics.expected_calibration_error(pact.predict_proba(network(test[0]).detach()), test[1]) < before
