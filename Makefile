@@ -109,9 +109,10 @@ bench: $(VENV)/.dev
 bench-history: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.bench --history 5
 
-# docs/results.md from the JSON files under docs/results; trains nothing.
+# docs/results.md and docs/results-short.md from the JSON files under docs/results; trains nothing.
 results: $(VENV)/.bench
 	$(BIN)/python -m research.results
+	$(BIN)/python -m research.overview
 
 # The documentation site in build/docs, with warnings as errors and without network. Examples of the gallery run once;
 # later builds run those that changed. `make docs-check` builds all pages but runs no example.

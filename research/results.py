@@ -1,9 +1,9 @@
-"""docs/results.md: what was reproduced here, from the small JSON results of our runs.
+"""docs/results-short.md: what was reproduced here, from the small JSON results of our runs.
 
     make results        (or: python -m research.results)
 
 reads docs/results/runs/*.json.gz (left by `tcil report RUNS --keep docs/results/runs`), docs/results/full-size/*.json
-and docs/results/official-*.json, and writes docs/results.md and docs/images/results/*.svg. Nothing is trained.
+and docs/results/official-*.json, and writes docs/results-short.md and docs/images/results/*.svg. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def main() -> None:
     parts += [*reproduced(finished), *two_tasks(), *checkpoints(), *differences(finished, groups)]
     parts += ["## Where the paper contradicts itself or its code\n", "Lines are those of the paper's LaTeX source.\n"]
     parts += [f"{number}. {line}" for number, line in enumerate(paper.contradictions(), start=1)]
-    replace_file(ROOT / "docs/results.md", ("\n".join(parts).rstrip() + "\n").encode())
-    print("docs/results.md")
+    replace_file(ROOT / "docs/results-short.md", ("\n".join(parts).rstrip() + "\n").encode())
+    print("docs/results-short.md")
 
 
 def head(groups: Sequence[Study]) -> str:

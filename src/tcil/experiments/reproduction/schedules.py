@@ -115,7 +115,7 @@ SCHEDULES: dict[str, tuple[Edition, ...]] = {
             learners=("er",), variations=(MAIN,),
         ),
     ),
-    # As in version 0.2.0: the stored runs that docs/results.md is written from.
+    # As in version 0.2.0: the stored runs that docs/results-short.md is written from.
     "short-0.2": (
         Edition(
             "cifar100-mini", "20 classes of CIFAR-100, small ResNet, 30 epochs", (1, 2, 3),

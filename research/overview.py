@@ -1,0 +1,351 @@
+"""docs/results.md: what was found here, one picture for each question, and the main tables.
+
+    make results        (or: python -m research.overview)
+
+reads docs/results/letters, docs/results/small and docs/results/runs (copies left by `tcil report RUNS --keep DIR`) and
+docs/results/official-checkpoints.json, and writes docs/results.md and docs/images/overview/*.svg. Nothing is trained.
+docs/results-short.md (`python -m research.results`) has the details of the schedule `short-0.2`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from research import ROOT
+from tcil.experiments.reporting.collect import Study, any_runs, read_runs, shown, studies
+from tcil.experiments.reporting.grids import markdown
+from tcil.experiments.reporting.palette import colour
+from tcil.experiments.reporting.plots import MARKERS, Picture, drawing, picture
+from tcil.experiments.reporting.tables import percent_of, side_by_side
+from tcil.experiments.reproduction.artifacts import ARTIFACTS
+from tcil.experiments.reproduction.finished import FinishedRuns
+from tcil.experiments.reproduction.schedules import LEARNERS, editions
+from tcil.experiments.runs.store import StoredRun
+from tcil.foundation.files import replace_file
+
+RESULTS, IMAGES, PAGE = ROOT / "docs/results", ROOT / "docs/images/overview", ROOT / "docs/results.md"
+OFFICIAL = {"vanilla": "Vanilla", "ts": "TS", "t-cil": "T-CIL", "pact": "PACT", "optimal-ts": "Optimal TS (oracle)"}
+TITLES = {
+    "vanilla": "Vanilla", "ts": "TS", "ets": "ETS", "irm": "IRM", "t-cil": "T-CIL", "pact": "PACT (ours)",
+    "optimal-ts": "Optimal TS (oracle)",
+}  # fmt: skip
+OF_THE_PAPER = ("vanilla", "ts", "ets", "irm", "perturb-ts")  # what T-CIL is compared with there
+TABLES = ("ece", "ece_predicted_old", "ece_predicted_new", "accuracy")
+
+HEAD = """# Results
+
+Written by `make results` from the JSON files under `docs/results/`. Nothing on this page is typed in by hand except the
+words around the numbers. All runs were made with this code on two shared CPU cores. *Optimal TS* is the oracle: one temperature
+fitted to the test labels. PACT is ours, the other calibrators are the paper's. Unless a table says otherwise,
+numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version 0.2.0: their learners
+([what has changed](learners.md)) and their PACT are of that version; [the page on PACT](pact.md) has both forms side by side.
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Runs of several learners on the same data."""
+
+    name: str
+    what: str
+    command: str
+    by_learner: Mapping[str, Study]
+
+    def percent(self, learner: str, calibrator: str, metric: str = "ece") -> float | None:
+        """A mean over tasks and seeds, in percent."""
+        cell = percent_of(self.by_learner[learner], calibrator, metric)
+        return None if cell.spread is None else cell.spread.mean
+
+    def mean(self, calibrator: str, metric: str = "ece") -> float | None:
+        """The same over all learners, which count equally; None where one has no such number."""
+        values = [self.percent(learner, calibrator, metric) for learner in self.by_learner]
+        return None if None in values else float(np.mean([value for value in values if value is not None]))
+
+
+def main() -> None:
+    """Write the page and its pictures."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    found = sources()
+    parts = [HEAD, *summary(found), *questions(found), *tables(found)]
+    replace_file(PAGE, ("\n".join(parts).rstrip() + "\n").encode())
+    print(PAGE.relative_to(ROOT))
+
+
+def sources() -> list[Source]:
+    """What was run: letters, the schedule `small`, and 20 classes of CIFAR-100 as in version 0.2.0."""
+    small = FinishedRuns(editions("small"), _runs(RESULTS / "small"))
+    short = FinishedRuns(editions("short-0.2"), _runs(RESULTS / "runs"))
+    whole = {learner: small.study(small.editions[0], "cifar100", learner) for learner in LEARNERS}
+    part = {learner: short.study(short.editions[0], "cifar100", learner) for learner in LEARNERS}
+    letters = {study.settings.learner: study for study in studies(shown(_runs(RESULTS / "letters")))}
+    all_of_them = [
+        Source(
+            "letters", "20 classes of drawn letters in 5 tasks, a tiny ResNet",
+            "tcil run --preset letters --learner LEARNER --seeds 2,3,4,5,6 --no-full-data",
+            {learner: letters[learner] for learner in LEARNERS if learner in letters},
+        ),
+        Source(
+            "CIFAR-100", "100 classes in 10 tasks, memory 2,000, a small ResNet, 30 epochs without crops",
+            "tcil reproduce all --schedule small --data DIR",
+            {learner: study for learner, study in whole.items() if study is not None},
+        ),
+        Source(
+            "20 classes", "20 classes of CIFAR-100 in 5 tasks, learners and PACT of version 0.2.0",
+            "tcil reproduce all --schedule short-0.2 --data DIR",
+            {learner: study for learner, study in part.items() if study is not None},
+        ),
+    ]  # fmt: skip
+    return [source for source in all_of_them if source.by_learner]
+
+
+def _runs(folder: Path) -> list[StoredRun]:
+    return read_runs([folder]) if any_runs(folder) else []
+
+
+# the summary -------------------------------------------------------------------------------------------------
+
+
+def summary(found: Sequence[Source]) -> Iterator[str]:
+    """Ten lines, computed from the results."""
+    yield "## Summary\n"
+    for source in found:
+        seeds = sorted({len(study.runs) for study in source.by_learner.values()})
+        count = f"{' or '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
+        told = ", ".join(
+            f"{TITLES[name]} {value:.1f}"
+            for name in ("vanilla", "ts", "t-cil", "pact", "optimal-ts")
+            if (value := source.mean(name)) is not None
+        )
+        learners = ", ".join(learner.upper() for learner in source.by_learner)
+        floor = source.mean("t-cil", "noise_floor")
+        yield f"- **{source.name}** ({source.what}; {learners}; {count}). ECE in %: {told}; noise floor {floor:.1f}."
+    record = _official()
+    told = ", ".join(f"{TITLES[name]} {float(np.mean(values)):.1f}" for name, values in record.items())
+    yield f"- **The authors' checkpoints** (ER on CIFAR-100, tasks 0, 2, 4, 6, 8). ECE in %: {told}."
+    cases = list(product(found, LEARNERS))
+    cases = [(source, learner) for source, learner in cases if learner in source.by_learner]
+    yield f"- **T-CIL** has a lower ECE than every baseline of the paper {_times(_first(cases))}."
+    against = [_gap(source, learner, "pact", "t-cil") for source, learner in cases]
+    oracle = [_gap(source, learner, "pact", "optimal-ts") for source, learner in cases]
+    above = [_gap(source, learner, "t-cil", "optimal-ts") for source, learner in cases]
+    yield (
+        f"- **PACT** has a lower ECE than T-CIL {_times([gap < 0 for gap in against])}."
+        f" Over the oracle temperature, T-CIL is {np.mean(above):+.1f} points on average and PACT {np.mean(oracle):+.1f}"
+        f" (from {min(oracle):+.1f} to {max(oracle):+.1f})."
+    )
+    yield f"- **One temperature hides a difference.** {_hidden(cases)}"
+    yield (
+        "- **Not run**: the paper's schedule of 200 epochs, its network (ResNet-32, schedule `compact`), and the"
+        " schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet), except where it is listed above. The commands are"
+        " `tcil reproduce all --schedule compact` and `small`; both resume."
+    )
+    yield "- **Details**: [the schedule `short-0.2` in full](results-short.md), with every table, figure and claim of the paper;"
+    yield "  [learners compared with their originals](learners.md).\n"
+
+
+def _times(held: Sequence[bool]) -> str:
+    return f"in {sum(held)} of {len(held)} cases (learner and data)"
+
+
+def _first(cases: Sequence[tuple[Source, str]]) -> list[bool]:
+    """Whether T-CIL is below all that the paper compares it with and that has an answer."""
+    held = []
+    for source, learner in cases:
+        others = [source.percent(learner, name) for name in OF_THE_PAPER]
+        ours = source.percent(learner, "t-cil")
+        held.append(ours is not None and all(other is None or ours < other for other in others))
+    return held
+
+
+def _gap(source: Source, learner: str, one: str, other: str) -> float:
+    first, second = source.percent(learner, one), source.percent(learner, other)
+    assert first is not None
+    assert second is not None
+    return first - second
+
+
+def _hidden(cases: Sequence[tuple[Source, str]]) -> str:
+    """ECE by predicted group of T-CIL, PACT and the oracle, over all cases."""
+    told = []
+    for name in ("t-cil", "optimal-ts", "pact"):
+        groups = [
+            float(np.mean([source.percent(learner, name, f"ece_predicted_{group}") for source, learner in cases]))  # type: ignore[misc]
+            for group in ("old", "new")
+        ]
+        told.append(f"{TITLES[name]} {groups[0]:.1f} and {groups[1]:.1f}")
+    return f"ECE of images predicted as old and as new classes, mean over cases: {', '.join(told)}."
+
+
+def _official() -> dict[str, list[float]]:
+    """ECE by task on the authors' checkpoints, in percent."""
+    record = json.loads((RESULTS / "official-checkpoints.json").read_text())["results"]
+    return {name: [100 * task["ece"] for task in record[title].values()] for name, title in OFFICIAL.items()}
+
+
+# one picture for each question ---------------------------------------------------------------------------------
+
+
+def questions(found: Sequence[Source]) -> Iterator[str]:
+    """The pictures, each under the question that it answers."""
+    yield "## Which calibrator is nearest to the oracle?\n"
+    yield _saved(nearness(found), "nearness")
+    yield "## Does it last from task to task?\n"
+    for number, source in enumerate(found[:2]):
+        yield _saved(over_tasks(source), f"tasks-{number}")
+    yield "## What does one temperature hide?\n"
+    yield _saved(hidden(found), "hidden")
+    yield "## Is T-CIL's temperature the right one?\n"
+    yield _saved(temperatures(found), "temperatures")
+
+
+def nearness(found: Sequence[Source]) -> Picture:
+    """ECE by calibrator, a panel for each source, a mark for each learner."""
+    names, words = list(reversed(TITLES)), []
+    with drawing(1, len(found) + 1, width=10, height=3.2) as (figure, axes):
+        for axis, source in zip(axes[0], found, strict=False):
+            for index, learner in enumerate(source.by_learner):
+                values = [source.percent(learner, name) for name in names]
+                rows = [row for row, value in enumerate(values) if value is not None]
+                marks = [value for value in values if value is not None]
+                _marks(axis, marks, rows, [names[row] for row in rows], MARKERS[index], learner.upper())
+                told = ", ".join(f"{names[row]} {values[row]:.1f}" for row in rows)
+                words.append(f"{source.name}, {learner.upper()}: {told}")
+            _panel(axis, source.name, names, first=source is found[0])
+        last, record = axes[0][-1], _official()
+        own = [name for name in names if name in record]
+        marks = [float(np.mean(record[name])) for name in own]
+        _marks(last, marks, [names.index(name) for name in own], own, MARKERS[0], "ER")
+        _panel(last, "authors' checkpoints", names, first=False)
+        words.append("authors' checkpoints, ER: " + ", ".join(f"{n} {v:.1f}" for n, v in zip(own, marks, strict=True)))
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        caption = (
+            "ECE by calibrator, mean over tasks and seeds; a mark for each learner. Calibrators of the paper and PACT see no"
+            " unseen images of old classes, the oracle sees the test labels."
+        )
+        return picture(figure, caption, "ECE, %. " + "; ".join(words))
+
+
+def _marks(axis: Axes, x: Sequence[float], y: Sequence[int], names: Sequence[str], mark: str, label: str) -> None:
+    axis.scatter(x, y, c=[colour(name) for name in names], marker=mark, s=34, alpha=0.85, linewidths=0)
+    axis.scatter([], [], c="#444444", marker=mark, label=label)
+
+
+def _panel(axis: Axes, title: str, names: Sequence[str], first: bool) -> None:
+    axis.set(title=title, xlabel="ECE, %")
+    axis.set_yticks(range(len(names)), [TITLES[name] for name in names] if first else [""] * len(names))
+    axis.set_ylim(-0.6, len(names) - 0.4)
+    axis.set_xlim(left=0)
+
+
+def over_tasks(source: Source) -> Picture:
+    """ECE after each task, a panel for each learner."""
+    names, words = [name for name in TITLES if name not in ("ets", "irm")], []
+    with drawing(1, len(source.by_learner), width=10, height=2.9) as (figure, axes):
+        for axis, (learner, study) in zip(axes[0], source.by_learner.items(), strict=True):
+            for index, name in enumerate(names):
+                rows = [[value or np.nan for value in run.values(name, "ece")] for run in study.runs]
+                mean = 100 * np.array(rows, dtype=float).mean(axis=0)
+                axis.plot(
+                    mean, color=colour(name), marker=MARKERS[index], markersize=3.5, label=TITLES[name],
+                    linestyle="--" if name == "optimal-ts" else "-",
+                )  # fmt: skip
+                told = ", ".join(f"{value:.1f}" for value in mean)
+                words.append(f"{learner.upper()}, {TITLES[name]}: {told}")
+            axis.set(title=f"{learner.upper()}", xlabel="after task", xticks=range(study.n_tasks))
+            axis.set_ylim(bottom=0)
+        axes[0][0].set_ylabel("ECE, %")
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+        caption = f"ECE after each task, mean over seeds: {source.name} ({source.what})."
+        return picture(figure, caption, "ECE after each task, %. " + "; ".join(words))
+
+
+def hidden(found: Sequence[Source]) -> Picture:
+    """ECE of images predicted as old and as new classes: a line between them for each learner and calibrator."""
+    names, words = ("pact", "optimal-ts", "t-cil"), []
+    with drawing(1, len(found), width=10, height=3.4) as (figure, axes):
+        for axis, source in zip(axes[0], found, strict=True):
+            labels = []
+            for place, (name, learner) in enumerate(product(names, reversed(list(source.by_learner)))):
+                old, new = (source.percent(learner, name, f"ece_predicted_{group}") for group in ("old", "new"))
+                labels.append(f"{TITLES[name].split(' (')[0]}, {learner.upper()}")
+                if old is None or new is None:
+                    continue
+                axis.plot([old, new], [place, place], color="#bbbbbb", linewidth=1.5, zorder=1)
+                axis.scatter([old], [place], color="#4c9fd8", s=30, zorder=2, label="" if place else "predicted old")
+                axis.scatter([new], [place], color="#f2a154", s=30, zorder=2, marker="D", label="" if place else "predicted new")
+                words.append(f"{source.name}, {labels[-1]}: {old:.1f} and {new:.1f}")
+            axis.set_yticks(range(len(labels)), labels, fontsize=7)
+            axis.set(title=source.name, xlabel="ECE, %")
+            axis.set_xlim(left=0)
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+        caption = (
+            "ECE of images predicted as old classes and as new classes, mean over tasks and seeds. One temperature, even"
+            " the oracle's, leaves both far from 0; a bias between old and new classes (PACT) brings them together."
+        )
+        return picture(figure, caption, "ECE predicted old and predicted new, %. " + "; ".join(words))
+
+
+def temperatures(found: Sequence[Source]) -> Picture:
+    """T-CIL's temperature over the optimal one, by task."""
+    words = []
+    with drawing(1, len(found), width=10, height=2.8) as (figure, axes):
+        for axis, source in zip(axes[0], found, strict=True):
+            axis.axhline(1, color="#444444", linewidth=0.8)
+            for index, (learner, study) in enumerate(source.by_learner.items()):
+                ours, optimal = (
+                    np.array([run.values(name, "temperature") for run in study.runs], dtype=float).mean(axis=0)
+                    for name in ("t-cil", "optimal-ts")
+                )
+                axis.plot(ours / optimal, marker=MARKERS[index], markersize=4, label=learner.upper())
+                told = ", ".join(f"{ratio:.2f}" for ratio in ours / optimal)
+                words.append(f"{source.name}, {learner.upper()}: {told}")
+            axis.set(title=source.name, xlabel="after task")
+            axis.set_xticks(range(max(study.n_tasks for study in source.by_learner.values())))
+        axes[0][0].set_ylabel("T of T-CIL / optimal T")
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        caption = "T-CIL's temperature over the optimal one, after each task, mean over seeds. Above 1: too high."
+        return picture(figure, caption, "T-CIL's temperature over the optimal one. " + "; ".join(words))
+
+
+def _saved(drawn: Picture, name: str) -> str:
+    replace_file(IMAGES / f"{name}.svg", drawn.svg.encode())
+    return f"![{drawn.words}](images/overview/{name}.svg)\n\n*{drawn.caption}*\n"
+
+
+# tables ------------------------------------------------------------------------------------------------------------
+
+
+def tables(found: Sequence[Source]) -> Iterator[str]:
+    """Every calibrator in every source, and `small` beside the paper."""
+    for source in found[:2]:
+        yield f"## {source.name[0].upper()}{source.name[1:]}: all calibrators\n"
+        yield f"{source.what[0].upper()}{source.what[1:]}. `{source.command}`\n"
+        memorised = ", ".join(
+            f"{learner.upper()} {100 * share:.1f}"
+            for learner, study in source.by_learner.items()
+            if (share := study.memorised) is not None
+        )
+        yield f"Exemplars memorised, mean over tasks, %: {memorised}.\n"
+        for metric in TABLES:
+            yield markdown(side_by_side(list(source.by_learner.values()), metric))
+    small = FinishedRuns(editions("small"), _runs(RESULTS / "small"))
+    yield "## Beside the paper\n"
+    yield "The paper's tables with the schedule `small` (a small ResNet, 30 epochs). `n` is the number of seeds.\n"
+    for name in ("baselines", "compatibility", "tasks20"):
+        section = ARTIFACTS[name].render(small)
+        yield f"### {section.title}\n"
+        yield from (f"{line}\n" for line in section.lines)
+        yield from (markdown(grid) for grid in section.grids if "not run" not in grid.title)
+
+
+if __name__ == "__main__":
+    main()
