@@ -43,10 +43,11 @@ TABLES = ("ece", "ece_predicted_old", "ece_predicted_new", "accuracy")
 HEAD = """# Results
 
 Written by `make results` from the JSON files under `docs/results/`. Nothing on this page is typed in by hand except the
-words around the numbers. All runs were made with this code on two shared CPU cores. *Optimal TS* is the oracle: one temperature
-fitted to the test labels. PACT is ours, the other calibrators are the paper's. Unless a table says otherwise,
-numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version 0.2.0: their learners
-([what has changed](learners.md)) and their PACT are of that version; [the page on PACT](pact.md) has both forms side by side.
+words around the numbers. All runs were made with this code on two shared CPU cores. *Optimal TS* is the oracle: one
+temperature fitted to the test labels. PACT is ours, the other calibrators are the paper's. Unless a table says
+otherwise, numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version
+0.2.0: their learners ([what has changed](learners.md)) and their PACT are of that version; [the page on PACT](pact.md)
+has both forms side by side.
 """
 
 
@@ -139,17 +140,19 @@ def summary(found: Sequence[Source]) -> Iterator[str]:
     above = [_gap(source, learner, "t-cil", "optimal-ts") for source, learner in cases]
     yield (
         f"- **PACT** has a lower ECE than T-CIL {_times([gap < 0 for gap in against])}."
-        f" Over the oracle temperature, T-CIL is {np.mean(above):+.1f} points on average and PACT {np.mean(oracle):+.1f}"
-        f" (from {min(oracle):+.1f} to {max(oracle):+.1f})."
+        f" Over the oracle temperature, T-CIL is {np.mean(above):+.1f} points on average and PACT"
+        f" {np.mean(oracle):+.1f} (from {min(oracle):+.1f} to {max(oracle):+.1f})."
     )
     yield f"- **One temperature hides a difference.** {_hidden(cases)}"
     yield (
         "- **Not run**: the paper's schedule of 200 epochs, its network (ResNet-32, schedule `compact`), and the"
-        " schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet), except where it is listed above. The commands are"
-        " `tcil reproduce all --schedule compact` and `small`; both resume."
+        " schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet), except where it is listed above. The commands"
+        " are `tcil reproduce all --schedule compact` and `small`; both resume."
     )
-    yield "- **Details**: [the schedule `short-0.2` in full](results-short.md), with every table, figure and claim of the paper;"
-    yield "  [learners compared with their originals](learners.md).\n"
+    yield (
+        "- **Details**: [the schedule `short-0.2` in full](results-short.md), with every table, figure and claim of the"
+        " paper; [learners compared with their originals](learners.md).\n"
+    )
 
 
 def _times(held: Sequence[bool]) -> str:
@@ -228,8 +231,8 @@ def nearness(found: Sequence[Source]) -> Picture:
         words.append("authors' checkpoints, ER: " + ", ".join(f"{n} {v:.1f}" for n, v in zip(own, marks, strict=True)))
         figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
         caption = (
-            "ECE by calibrator, mean over tasks and seeds; a mark for each learner. Calibrators of the paper and PACT see no"
-            " unseen images of old classes, the oracle sees the test labels."
+            "ECE by calibrator, mean over tasks and seeds; a mark for each learner. Calibrators of the paper and PACT"
+            " see no unseen images of old classes, the oracle sees the test labels."
         )
         return picture(figure, caption, "ECE, %. " + "; ".join(words))
 
@@ -281,15 +284,17 @@ def hidden(found: Sequence[Source]) -> Picture:
                     continue
                 axis.plot([old, new], [place, place], color="#bbbbbb", linewidth=1.5, zorder=1)
                 axis.scatter([old], [place], color="#4c9fd8", s=30, zorder=2, label="" if place else "predicted old")
-                axis.scatter([new], [place], color="#f2a154", s=30, zorder=2, marker="D", label="" if place else "predicted new")
+                axis.scatter(
+                    [new], [place], color="#f2a154", s=30, zorder=2, marker="D", label="" if place else "predicted new"
+                )
                 words.append(f"{source.name}, {labels[-1]}: {old:.1f} and {new:.1f}")
             axis.set_yticks(range(len(labels)), labels, fontsize=7)
             axis.set(title=source.name, xlabel="ECE, %")
             axis.set_xlim(left=0)
         figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
         caption = (
-            "ECE of images predicted as old classes and as new classes, mean over tasks and seeds. One temperature, even"
-            " the oracle's, leaves both far from 0; a bias between old and new classes (PACT) brings them together."
+            "ECE of images predicted as old classes and as new classes, mean over tasks and seeds. One temperature,"
+            " even the oracle's, leaves both far from 0; a bias between old and new classes (PACT) brings them together."
         )
         return picture(figure, caption, "ECE predicted old and predicted new, %. " + "; ".join(words))
 
