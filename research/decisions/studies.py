@@ -29,7 +29,7 @@ RISKS: tuple[dict[str, Any], ...] = (
         "search": "sequence",
         "candidates": FINE,
     },
-    {"draw": Draw(per_class=10), "risk": 0.1, "design": "stratified"},
+    {"draw": Draw(per_class=25), "risk": 0.1, "design": "stratified"},
     {"draw": Draw(n_old=100, n_new=100, source=MEMORY), "risk": 0.05},
 )
 SETS: tuple[dict[str, Any], ...] = (

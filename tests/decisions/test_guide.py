@@ -62,10 +62,11 @@ def test_redraws_of_the_guide():
     broken = [study for study in studies if study["draw"]["source"] == "memory"]
     sound = [study for study in studies if study["draw"]["source"] != "memory"]
     assert all(study["kept"] for study in sound)
-    assert not any(study["kept"] for study in broken)
     text = " ".join(GUIDE.read_text().split())
     assert f"all {len(sound)} promises were kept" in text
-    assert f"all {len(broken)} were broken" in text
+    assert all(not study["kept"] for study in record["sets"] if study["draw"]["source"] == "memory")
+    lost = sum(not study["kept"] for study in broken)
+    assert f"{lost} of {len(broken)} promises were broken" in text
 
 
 def test_value_of_calibration_in_the_guide():
