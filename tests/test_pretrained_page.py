@@ -16,4 +16,4 @@ def test_every_regime_has_the_calibrators_of_the_tables():
     for title, runs in pretrained.studies().items():
         for run in runs:
             for task in run["tasks"][1:]:
-                assert {"vanilla", "ts", "statistics-ts", "t-cil", "pact", "optimal-ts"} <= set(task), title
+                assert {"vanilla", "ts", "exemplar-ts", "reserve-ts", "optimal-ts"} <= set(task), title
