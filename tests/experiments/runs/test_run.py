@@ -350,6 +350,21 @@ class TestLegalButOdd:
         assert first.not_applicable.reason is NotApplicableReason.NO_OLD_TASK
         assert all(row.answered for row in rest)
 
+    def test_pact_r_takes_the_reserve_and_its_own_history(self, tmp_path, digits):
+        names = ["pact", "pact-r"]
+        results = Run(short(reserve=2), tmp_path / "with", dataset=digits).execute(names)
+        assert {task.calibrators["pact-r"].block for task in results.tasks} == {"with old-task validation data"}
+        stored = [task.calibrators["pact-r"].result for task in results.tasks]
+        starts = [0, *(task.seen for task in results.tasks[:-1])]
+        assert [result.record()["n_reserve"] for result in stored] == [2 * start for start in starts]
+        for task in results.tasks:
+            plain, rich = (task.history[name] for name in names)
+            assert plain == rich  # what the reserve says is not handed on
+        none = Run(short(), tmp_path / "without", dataset=digits).execute(names)
+        assert {task.calibrators["pact-r"].not_applicable.reason for task in none.tasks} == {
+            NotApplicableReason.NEEDS_RESERVE
+        }
+
     def test_other_images_in_the_same_folder_are_refused(self, tmp_path, digits):
         Run(short(), tmp_path, dataset=digits).execute()
         other = dataclasses.replace(digits, train=dataclasses.replace(digits.train, images=255 - digits.train.images))
