@@ -76,6 +76,7 @@ class TestCompletion:
         assert self.completed("tcil run --preset cifar100", monkeypatch) == [
             "cifar100",
             "cifar100-mini",
+            "cifar100-pretrained",
             "cifar100-mini-0.2",
         ]
 
