@@ -181,7 +181,7 @@ def _hidden(cases: Sequence[tuple[Source, str]]) -> str:
     told = []
     for name in ("t-cil", "optimal-ts", "pact"):
         groups = [
-            float(np.mean([source.percent(learner, name, f"ece_predicted_{group}") for source, learner in cases]))  # type: ignore[misc]
+            float(np.mean([source.percent(learner, name, f"ece_predicted_{group}") for source, learner in cases]))
             for group in ("old", "new")
         ]
         told.append(f"{TITLES[name]} {groups[0]:.1f} and {groups[1]:.1f}")
@@ -294,7 +294,7 @@ def hidden(found: Sequence[Source]) -> Picture:
         figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
         caption = (
             "ECE of images predicted as old classes and as new classes, mean over tasks and seeds. One temperature,"
-            " even the oracle's, leaves both far from 0; a bias between old and new classes (PACT) brings them together."
+            " even the oracle's, leaves both far from 0; a bias between old and new classes (PACT) brings both down."
         )
         return picture(figure, caption, "ECE predicted old and predicted new, %. " + "; ".join(words))
 

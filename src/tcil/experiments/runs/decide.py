@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -42,9 +42,9 @@ class WatchedTask(FinishedTask):
 def decision_figures(task: FinishedTask, probabilities: Probabilities, *, backed: bool) -> DecisionFigures:
     """All figures of a row, on the test images. Finite-sample promises come from the reserve, if it is `backed`."""
     probs, columns = probabilities(task.test_logits), task.test_columns
-    groups = tcil.metrics.predicted_groups(probs, task.new_columns)
+    groups = tcil.metrics.predicted_groups(probs, task.current)
     curve = [tcil.metrics.risk_at_coverage(probs, columns, coverage, groups=groups) for coverage in COVERAGES]
-    truth = _Truth(probs.numpy(), columns.numpy(), task.new_columns)
+    truth = _Truth(probs.numpy(), columns.numpy(), task.current)
     risks = [figure for risk in RISKS for figure in truth.claimed(risk)]
     sets = truth.claimed_sets()
     if backed and _has_every_group(task):
@@ -64,15 +64,16 @@ def decision_figures(task: FinishedTask, probabilities: Probabilities, *, backed
 
 def _has_every_group(task: FinishedTask) -> bool:
     """Whether the reserve has images of old and of new classes; an imported one may have those of old classes only."""
-    is_new = task.reserve_columns >= task.new_columns.start
-    return bool(is_new.any()) and (task.new_columns.start == 0 or not bool(is_new.all()))
+    is_new = np.isin(task.reserve_columns.numpy(), task.current)
+    return bool(is_new.any()) and (len(task.current) == len(task.seen) or not bool(is_new.all()))
 
 
 class _Truth:
     """The test images, on which promises are compared with what they achieve."""
 
-    def __init__(self, probs: Any, columns: Any, new_columns: range) -> None:
+    def __init__(self, probs: Any, columns: Any, new_columns: Sequence[int]) -> None:
         self.probs, self.columns, self.new_columns = probs, columns, new_columns
+        self.has_old = len(new_columns) < probs.shape[1]
         self.wrong = probs.argmax(1) != columns
         self.is_new, self.said_new = (np.isin(some, new_columns) for some in (columns, probs.argmax(1)))
 
@@ -86,7 +87,7 @@ class _Truth:
 
     def promised(self, risk: float, probs: Tensor, columns: Tensor) -> RiskFigure:
         """One threshold for any mixture of old and new images, from the reserve."""
-        only_new = {OLD: 0.0, NEW: 1.0} if self.new_columns.start == 0 else None
+        only_new = {OLD: 0.0, NEW: 1.0} if not self.has_old else None
         rule = RiskThreshold(risk=risk, mixture=only_new, design=_design(columns)).fit(probs, columns, self.new_columns)
         found = rule.result_.thresholds[0]
         accepted = rule.accept(self.probs)
@@ -120,7 +121,7 @@ class _Truth:
 
     def promised_sets(self, probs: Tensor, columns: Tensor) -> list[SetFigure]:
         """Sets for old and new images apart, from the reserve."""
-        by = "group" if self.new_columns.start else "new"
+        by = "group" if self.has_old else "new"
         rule = ConformalSets(alpha=ALPHA, by=by, design=_design(columns)).fit(probs, columns, self.new_columns)
         return self._sizes(PromiseKind.FINITE_SAMPLE, rule.predict(self.probs))
 
