@@ -740,7 +740,8 @@ class TestOptions:
 
 
 def test_unknown_names_suggest():
-    with pytest.raises(ValueError, match=r"learner: got 'eil'; expected one of er, eeil, wa, der. Did you mean 'eeil'"):
+    expected = r"learner: got 'eil'; expected one of er, eeil, wa, der, bic, la. Did you mean 'eeil'"
+    with pytest.raises(ValueError, match=expected):
         make_learner("eil", small_cnn, 10, seed=1)
     with pytest.raises(
         ValueError, match=r"option of learner der: got 'finetune_epoch'.*Did you mean 'finetune_epochs'"
