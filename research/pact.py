@@ -600,7 +600,7 @@ def final(out: Path) -> None:
             ]
             cost.append(f"- {learner.upper()}: accuracy {values[0]:.2f} % without a reserve, {values[1]:.2f} % with it")
     print("\n".join(cost))
-    replace_file(STORED / "accuracy.md", ("\n".join(cost) + "\n").encode())
+    replace_file(STORED / "accuracy.txt", ("\n".join(cost) + "\n").encode())
 
 
 def page() -> None:

@@ -73,7 +73,7 @@ def two_versions(lab: Lab, patch: Patch = nothing) -> int:
     require(now == files, "a run of another format was changed")
     note.write_bytes(seal_json({**open_json(before), "tcil": "0.0.1"}, note.name))
     said = lab.settle(out)
-    told = "was begun with tcil 0.0.1 and goes on with" in said
+    told = "was started with tcil 0.0.1 and is resumed with" in said
     require(told or f"{run.name}/results.json" in files, f"nothing was said of the other version: {said[-800:]}")
     return 1
 

@@ -22,8 +22,8 @@ LABELS = torch.tensor([0, 1, 2, 2])
 every_calibrator = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
-def test_there_are_eight():
-    assert len(KINDS) == 8
+def test_there_are_nine():
+    assert len(KINDS) == 9
 
 
 @every_calibrator
@@ -107,9 +107,9 @@ class TestSignatures:
     POSITIONS = (
         ("logits", "labels", "new_classes"),
         ("model", "memory", "valid", "new_classes"),
-        ("model", "valid"),
+        ("model", "valid", "new_classes"),
     )
-    KEYWORDS = frozenset({"classes", "columns", "features", "unpack", "max_batches", "imbalance", "history"})
+    KEYWORDS = frozenset({"classes", "columns", "features", "unpack", "max_batches", "imbalance", "history", "reserve"})
 
     @every_calibrator
     def test_positions_and_kinds(self, kind):

@@ -12,6 +12,7 @@ from scipy import stats
 from stored_runs import DIGITS, command, stored, with_rows, with_settings
 from tcil.experiments.config.settings import build
 from tcil.experiments.reporting import collect, tables
+from tcil.experiments.reporting.decision_figures import claimed_and_achieved, risk_by_coverage
 from tcil.experiments.runs.reasons import NoAnswer
 from tcil.foundation.options import Verdict
 
@@ -167,8 +168,8 @@ def test_decisions_show_what_is_promised_beside_what_is_achieved():
     figures = {"risk_by_coverage": curve, "risks": risks, "sets": sets}
     plain = stored(build({"preset": "letters"}), {"ts": 0.1, "pact": 0.1})
     assert tables.decisions(collect.Study((plain,))) == []
-    assert plots.promised_achieved(collect.Study((plain,)), ("ts",)) is None
-    assert plots.risk_coverage(collect.Study((plain,)), ("ts",)) is None
+    assert claimed_and_achieved(collect.Study((plain,))) is None
+    assert risk_by_coverage(collect.Study((plain,))) is None
     run = with_rows(
         plain,
         lambda rows: {
@@ -182,6 +183,7 @@ def test_decisions_show_what_is_promised_beside_what_is_achieved():
     assert "45, 45, 45 images" in promised.notes[0]
     assert {cell.spread.mean for cell in coverage.rows[0].cells} == {93}
     assert {cell.spread.mean for cell in size.rows[0].cells} == {2.5}
-    drawing = plots.promised_achieved(collect.Study((run,)), ("ts", "pact"))
-    assert "ts, predicted old: 10, 20, 40" in drawing.words
-    assert "10, 10, 10" in plots.risk_coverage(collect.Study((run,)), ("ts", "pact")).words
+    drawn = claimed_and_achieved(collect.Study((run,)))
+    assert "ts, predicted old: 10.0, 20.0, 40.0" in drawn.words
+    assert "10.0, 10.0, 10.0" in risk_by_coverage(collect.Study((run,))).words
+    assert [line.label for line in drawn.legend] == ["ts"]

@@ -83,7 +83,7 @@ def test_a_part_is_reported_planned_and_calibrated_as_such(tmp_path):
         assert outcome.exit_code == 0, outcome.output
         return " ".join(outcome.output.split())
 
-    assert "mean over tasks 0 to 1 of 3" in command(
+    assert "Mean over tasks 0 to 1 of 3" in command(
         "run", *words, "--calibrators", "vanilla,ts", "--tasks-until", "2", "--backup", str(tmp_path / "backup")
     )
     (folder,) = (path for path in tmp_path.iterdir() if path.name.startswith("digits"))

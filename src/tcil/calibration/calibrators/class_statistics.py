@@ -49,7 +49,7 @@ class StatisticsResult(Record):
     Examples
     --------
     >>> import torch, tcil
-    >>> x, y = torch.eye(2).repeat(20, 1), torch.arange(40) % 2
+    >>> x, y = 2 * torch.eye(2).repeat(20, 1), torch.arange(40) % 2
     >>> y[0] = 1
     >>> result = tcil.StatisticsTemperatureScaling().fit(torch.nn.Identity(), (x, y), [0, 1]).result_
     >>> result.n_samples, result.n_remembered, result.n_drawn

@@ -357,7 +357,7 @@ def _until(stop: Callable[[], bool], on_features: OnFile) -> OnFile:
 
     def on_file(done: int, files: int) -> None:
         if stop() and done < files:
-            raise Stopped(f"stopped at {done} of {files} files of features; the same command goes on where it was")
+            raise Stopped(f"stopped at {done} of {files} files of features; run the same command again to resume")
         on_features(done, files)
 
     return on_file
