@@ -150,7 +150,6 @@ class TestCompare:
 
 def test_decisions_show_what_is_promised_beside_what_is_achieved():
     from tcil.experiments.config.settings import build
-    from tcil.experiments.reporting import plots
     from tcil.experiments.runs.results import CalibratorRow
 
     risks = [
