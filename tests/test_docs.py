@@ -23,7 +23,7 @@ PAGES = sorted(
     page for page in [ROOT / "README.md", *DOCS.rglob("*.md")] if not any(folder in page.parents for folder in BUILT)
 )
 FENCE = re.compile(r"^(?P<fence>`{3,}|:{3,})(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=fence)[ ]*$", re.DOTALL | re.MULTILINE)
-TRAINING_MORE = {"plot_5_four_learners", "plot_6_memory_and_validation"}  # than the network that the others share
+QUICK_EXAMPLES = {"plot_1_plain_loop", "plot_2_reliability_by_group", "plot_3_tcil_step_by_step"}
 EXAMPLES = sorted((ROOT / "examples" / "gallery").glob("plot_*.py"))
 
 
@@ -288,7 +288,7 @@ class TestGallery:
     @pytest.mark.parametrize(
         "example",
         [
-            pytest.param(path, marks=[pytest.mark.slow] * (path.stem in TRAINING_MORE), id=path.stem)
+            pytest.param(path, marks=[pytest.mark.slow] * (path.stem not in QUICK_EXAMPLES), id=path.stem)
             for path in EXAMPLES
         ],
     )

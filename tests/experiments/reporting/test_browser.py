@@ -157,6 +157,7 @@ def test_tables_sort_by_column(visit):
     assert "Limits" in headings
 
 
+@pytest.mark.slow
 def test_axe_finds_no_error(visit):
     axe = pytest.importorskip("axe_core_python.sync_playwright", reason="needs axe-core-python (the extra dev)")
     contrast = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}

@@ -76,7 +76,14 @@ def assert_same_files(cut, whole):
 
 @pytest.mark.parametrize(
     ("learner", "variant"),
-    [*((learner, VARIANTS[name]) for learner in ("er", "eeil", "wa", "der") for name in VARIANTS), *OTHERS],
+    [
+        *(
+            pytest.param(learner, VARIANTS[name], marks=[pytest.mark.slow] * (learner != "er" and name != "sgd"))
+            for learner in ("er", "eeil", "wa", "der")
+            for name in VARIANTS
+        ),
+        *OTHERS,
+    ],
 )
 def test_resuming_gives_the_same_bytes(learner, variant, digits, tmp_path):
     """Stopped after every epoch of every stage and after every task, and started again each time."""
