@@ -186,6 +186,11 @@ class TestSeveralStudies:
         assert hidden.startswith("What one temperature hides is not known")
         without = told(study({"vanilla": 20.0, "ts": 12.0}), nothing)[0]
         assert without == "TS has the lowest ECE of all calibrators in 1 of 2 studies; the oracle was not run."
+        worse = study(USUAL | {"vanilla": 1.0})
+        assert told(worse, worse)[0] == "No calibrator improves on the networks as trained in any of the 2 studies."
+        assert "in 1 of 2 studies, in 1 none improves on the network as trained" in told(study(USUAL), worse)[0]
+        tied = told(study(USUAL), study(USUAL | {"pact": 9.0, "t-cil": 3.0}))[0]
+        assert tied.startswith("T-CIL has the lowest ECE of all calibrators in 1 of 2 studies, PACT in 1")
         below = told(study(USUAL | {"optimal-ts": 1.0}), study(USUAL))[1]
         assert below.endswith("; the oracle is between 1.0 points below it and 0.4 above it.")
 

@@ -250,7 +250,7 @@ def _hidden(known: Facts) -> str:
         return "With one task no class is old yet, so one temperature has no difference between old and new to hide."
     one = next((level for level in (known.oracle, known.as_trained) if level is not None and level.groups), None)
     if one is None or one.groups is None:
-        return "What one temperature hides is not known: no run has the errors of old and new classes apart."
+        return "What one temperature hides is not known: no error of images predicted as old, and as new, classes."
     old, new = one.groups
     hides = max(old, new) - one.mean > HIDDEN
     head = "One temperature hides" + ("" if hides else " little of") + " the difference between old and new classes"
@@ -279,8 +279,14 @@ def _nearest_of_several(known: Sequence[Facts]) -> str:
     answers = [one.nearest for one in known if one.nearest is not None]
     if not answers:
         return "No calibrator has an answer after every task in any of these studies."
-    won = Counter(level.title for level in answers).most_common()
-    told = [f"{title} in {count}" for title, count in won[:3]] + (["others in the rest"] if len(won) > 3 else [])
+    better = [level for one in known if (level := one.nearest) is not None and _improves(level, one)]
+    if not better:
+        return f"No calibrator improves on the networks as trained in any of the {len(known)} studies."
+    won = Counter(level.title for level in better).most_common()
+    won.sort(key=lambda pair: (-pair[1], _mean_of(pair[0], known)))
+    told = [f"{title} in {count}" for title, count in won]
+    if len(better) < len(answers):
+        told.append(f"in {len(answers) - len(better)} none improves on the network as trained")
     first = f"{won[0][0]} has the lowest ECE of all calibrators in {won[0][1]} of {len(known)} studies"
     counts = first + "".join(f", {words}" for words in told[1:])
     champion = won[0][0]
@@ -295,6 +301,16 @@ def _nearest_of_several(known: Sequence[Facts]) -> str:
     own, limit = (sum(column) / len(column) for column in zip(*both, strict=True))
     where = "averaged over them all" if len(both) == len(known) else f"averaged over the {len(both)} that have it"
     return f"{counts}; {where} its ECE is {own:.1f} %, that of the oracle {limit:.1f} %."
+
+
+def _improves(level: Level, known: Facts) -> bool:
+    return known.as_trained is None or level.mean < known.as_trained.mean - 1e-9
+
+
+def _mean_of(title: str, known: Sequence[Facts]) -> float:
+    """A calibrator's error over the studies that have it."""
+    found = [level.mean for one in known for level in one.calibrators if level.title == title]
+    return sum(found) / len(found)
 
 
 def _floor_of_several(known: Sequence[Facts]) -> str:
@@ -330,7 +346,7 @@ def _hidden_of_several(known: Sequence[Facts]) -> str:
         if one.oracle is not None and one.oracle.groups is not None
     ]
     if not levels:
-        return "What one temperature hides is not known: no run has the errors of old and new classes apart."
+        return "What one temperature hides is not known: no error of images predicted as old, and as new, classes."
     hides = sum(max(old, new) - mean > HIDDEN for mean, old, new in levels)
     mean, old, new = (sum(column) / len(column) for column in zip(*levels, strict=True))
     return (

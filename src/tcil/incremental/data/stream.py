@@ -98,6 +98,7 @@ class TaskStream:
                         "validation",
                         f"{held} held-out images a class",
                         f"fewer than the {len(rows)} training images of class {self.order[column]}",
+                        "Lower validation and validation_pool.",
                     )
                 parts["valid"].append(rows[: valids[index]])
                 parts["pool"].append(rows[: pools[index]])
