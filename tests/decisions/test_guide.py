@@ -82,3 +82,16 @@ def test_value_of_calibration_in_the_guide():
                 accepted = mean[f"risks/model_based/{group}/{risk}/coverage"]
                 wanted.append(f"{100 * achieved:.1f} ({100 * accepted:.0f})")
         assert rows[names[name]] == wanted
+
+
+def test_value_of_calibration_in_the_readme():
+    claims = stored("value-checkpoints.json")["claims"]
+    readme = (GUIDE.parent.parent / "README.md").read_text()
+    for group in ("old", "new"):
+        cells = []
+        for name in ("vanilla", "ts", "t-cil", "pact"):
+            achieved, accepted = (
+                100 * claims[name]["mean"][f"risks/model_based/{group}/0.1/{key}"] for key in ("achieved", "coverage")
+            )
+            cells.append(f"{achieved:.1f} ({accepted:.0f})")
+        assert f"| images predicted as {group} classes | {' | '.join(cells)} |" in readme

@@ -346,7 +346,7 @@ def _nothing(width: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(0, width), torch.zeros(width)
 
 
-def _packed(array: Tensor) -> dict[str, Any]:
+def _packed(array: Tensor) -> dict[str, object]:
     size = float(array.abs().max()) if array.numel() else 0.0
     halves = (array / (size or 1.0)).half()
     return {"size": size, "halves": base64.b64encode(halves.contiguous().numpy().tobytes()).decode("ascii")}

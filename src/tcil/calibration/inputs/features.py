@@ -20,6 +20,8 @@ from tcil.foundation.errors import invalid
 # Where features come from: a module's name, a function x -> features, or that function with its head.
 FeatureSpec: TypeAlias = str | Callable[[Tensor], Tensor] | tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Any]]
 
+Keywords: TypeAlias = dict[str, Any]  # keyword arguments of a module's call
+
 _HALF = {torch.bfloat16, torch.float16}
 _MASKED = -1e3  # a column that is the same for all rows and this low is masked
 _FEWEST = 3
@@ -122,7 +124,7 @@ class FeatureSource:
             return select_logits(logits), features
         seen: list[Any] = []
 
-        def note_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def note_input(_: nn.Module, args: tuple[Any, ...], kwargs: Keywords) -> None:
             seen.append(_feature_argument(args, kwargs, len(inputs[0]) if inputs else None))
 
         def note_output(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -146,7 +148,7 @@ class _Call:
     name: str
     module: nn.Module
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Keywords
     output: Tensor
     number: int
     autocast: torch.autocast  # as it was when the module ran
@@ -214,7 +216,7 @@ def later_heads(model: nn.Module, home: str, heads: Sequence[str]) -> list[str]:
     return names[1 + max(names.index(name) for name in heads) :]
 
 
-def _feature_argument(args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None) -> Tensor | None:
+def _feature_argument(args: tuple[Any, ...], kwargs: Keywords, rows: int | None) -> Tensor | None:
     """The argument that holds features: the first tensor with one row for each input."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim > 0]
     return next((value for value in tensors if rows is None or len(value) == rows), None)
@@ -290,7 +292,7 @@ def watch(model: nn.Module, x: Tensor, named: str | None = None) -> _Seen:
     counts: Counter[str] = Counter()
 
     def note(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Keywords, output: Any) -> None:
             if name == named:
                 outputs.append(output)
             counts[name] += 1

@@ -22,7 +22,7 @@ from tcil.experiments.reporting.grids import Grid
 from tcil.experiments.reporting.palette import INK, SHAPES
 
 Spec = dict[str, Any]
-Rows = list[dict[str, Any]]
+Rows = list[Spec]
 
 GRID, AXIS, FLOOR = "#e3e8ee", "#8b96a5", "#c9d0d9"  # the page has a dark counterpart of each, and of INK
 CONFIG: Spec = {
@@ -131,7 +131,7 @@ class Chart:
         params = [{"name": control.name, "value": control.chosen} for control in self.controls]
         return self.spec | {"params": [{"name": "shown", "value": self.shown}, *params, *self.spec.get("params", ())]}
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> Spec:
         """What the page's script draws from."""
         return {
             "spec": self._start(),
@@ -144,7 +144,7 @@ class Chart:
         }
 
 
-def _packed(datasets: Mapping[str, Rows]) -> dict[str, Any]:
+def _packed(datasets: Mapping[str, Rows]) -> Spec:
     """Rows without the names of their fields, which stand once."""
     packed = {}
     for name, rows in datasets.items():
@@ -193,7 +193,7 @@ def touched(data: str, encoding: Spec, mark: Spec, transform: Sequence[Spec] = (
     }
 
 
-def tip(title: str, rows: Sequence[tuple[str | None, str | None, str, str]]) -> dict[str, Any]:
+def tip(title: str, rows: Sequence[tuple[str | None, str | None, str, str]]) -> Spec:
     """What is said below the pointer: for each line its key and its group (None: always), a name and a value."""
     return {"title": title, "rows": [list(row) for row in rows]}
 

@@ -300,7 +300,7 @@ def _by_task(
             for place, task in enumerate(tasks):
                 if not np.isfinite(mean[place]):
                     continue
-                row: dict[str, Any] = {"key": labels[name], "group": group, "task": task, "value": _short(mean[place])}
+                row: Spec = {"key": labels[name], "group": group, "task": task, "value": _short(mean[place])}
                 row |= {"dashed": titles[name].block != RANKED}
                 text = _percent(Spread.of(list(values[:, place]))) if unit else f"{mean[place]:.3f}"
                 if name in BANDS and np.isfinite(ends[:, place]).all():
