@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import importlib.util
 import os
 import signal
@@ -16,6 +17,10 @@ from types import ModuleType
 import pytest
 
 os.environ["TCIL_LAYOUT"] = "channels_last"  # else every run would measure which layout is faster
+# A forked process must not collect what earlier tests left, such as sessions of ONNX Runtime: to end one is to join its
+# threads, which the fork does not have, and it would wait for ever.
+os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
+
 ROOT = Path(__file__).resolve().parent.parent
 TRAINED = {"digits_tasks", "digits", "runs", "make_run"}  # fixtures of what trains networks
 SHARED = {"runs", "kept_runs"}
