@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tcil.experiments.reporting.collect import Study, shown, studies
 from tcil.experiments.reporting.findings import ORACLE, noise_floor
@@ -122,7 +121,8 @@ def overview(study: Study) -> Grid:
     chance = (by_chance, _beside(titles, study, by_chance), *[Cell(words="-")] * (len(columns) - 1))
     names = ("calibrator", COLUMNS["ece"], "to oracle", *(COLUMNS[name] for name in columns[1:]))
     title = f"Mean over {study.tasks_told}, %"
-    return Grid(title, names, notes=whole.notes, **_with_floor(rows, chance))
+    limited, headings = _with_floor(rows, chance)
+    return Grid(title, names, limited, whole.notes, headings=headings)
 
 
 def _to_oracle(study: Study, name: str) -> Cell:
@@ -371,17 +371,18 @@ def overview_of(studies: Sequence[Study]) -> Grid:
     whole = side_by_side(studies, "ece")
     floors = [noise_floor(study) for study in studies]
     cells = [Cell(words="n/a") if floor is None else Cell(Spread.lone(sum(floor) / len(floor))) for floor in floors]
-    return replace(whole, **_with_floor(whole.rows, tuple(cells)))
+    rows, headings = _with_floor(whole.rows, tuple(cells))
+    return replace(whole, rows=rows, headings=headings)
 
 
-def _with_floor(rows: Sequence[Row], cells: tuple[Cell, ...]) -> dict[str, Any]:
+def _with_floor(rows: Sequence[Row], cells: tuple[Cell, ...]) -> tuple[tuple[Row, ...], dict[str, str]]:
     """The rows with the noise floor below the oracles, and headings for their blocks."""
     limits = [place for place, row in enumerate(rows) if row.block == ORACLE_BLOCK]
     place = limits[-1] + 1 if limits else len(rows)
     floor = Row("Noise floor", cells, ORACLE_BLOCK, apart=True)
     rows = (*rows[:place], floor, *rows[place:]) if any(cell.spread for cell in cells) else tuple(rows)
     blocks = dict.fromkeys(row.block for row in rows)
-    return {"rows": rows, "headings": {block: HEADINGS.get(block, block.capitalize()) for block in blocks}}
+    return rows, {block: HEADINGS.get(block, block.capitalize()) for block in blocks}
 
 
 def redrawn(draws: Mapping[str, Sequence[float]], count: int) -> Grid:
