@@ -31,7 +31,7 @@ from tcil.incremental.data.datasets import load_dataset
 
 SEED = 20261115
 PHASES = ("between", "train", "tune", "write", "calibrate")
-KILLS_IN_ALL, KILLS_PER_PHASE = 24, 3
+KILLS_IN_ALL, KILLS_PER_PHASE = 12, 2  # benchmarks/faults has hundreds
 CALIBRATORS = ("vanilla", "ts", "t-cil", "first-task-ts")
 SLOW_DISK = 0.01  # seconds, in the middle of every write
 fork = multiprocessing.get_context("fork")

@@ -36,7 +36,9 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("learner", ["er", "eeil", "wa", "der"])
+@pytest.mark.parametrize(
+    "learner", ["er", "der", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eeil", "wa"))]
+)
 def test_first_tasks_then_a_copy_then_the_rest(learner, digits, tmp_path):
     settings = short(learner)
     whole = Run(settings, tmp_path / "whole" / settings.name, dataset=digits)

@@ -17,6 +17,8 @@ VARIANTS = {
     "growing": {"head": "growing"},
     "cycle": {"shape": "one-cycle"},
 }
+# What is part of `make test`; the others are in `make test-slow`.
+IN_ALL_RUNS = {("er", "sgd"), ("er", "adam"), ("eeil", "sgd"), ("wa", "sgd"), ("der", "sgd"), ("der", "growing")}
 # A head that is clamped; features that are kept; a loss that is scaled; a parameter that comes and goes.
 OTHERS = [
     ("wa", {"restrict_head": True}), ("der", {"crop": 0}), ("er", {"precision": "fp16"}), ("bic", {"held_out": 0.3}),
@@ -78,7 +80,7 @@ def assert_same_files(cut, whole):
     ("learner", "variant"),
     [
         *(
-            pytest.param(learner, VARIANTS[name], marks=[pytest.mark.slow] * (learner != "er" and name != "sgd"))
+            pytest.param(learner, VARIANTS[name], marks=[pytest.mark.slow] * ((learner, name) not in IN_ALL_RUNS))
             for learner in ("er", "eeil", "wa", "der")
             for name in VARIANTS
         ),

@@ -132,6 +132,7 @@ def test_a_worker_is_killed(lab):
     at_least_one(lambda: processes.killed_worker(lab))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_the_end_without_retries(lab):
     with pytest.raises(Lost, match="did not get over it"):
         at_least_one(lambda: processes.killed_worker(lab, no_retries))
@@ -142,6 +143,7 @@ def test_the_driver_is_killed(lab):
     at_least_one(lambda: processes.killed_driver(lab))
 
 
+@pytest.mark.slow
 def test_workers_would_outlive_their_driver(lab):
     with pytest.raises(Lost, match="workers went on though the sweep was dead"):
         at_least_one(lambda: processes.killed_driver(lab, deaf_workers))
@@ -212,6 +214,7 @@ def test_two_versions_on_one_folder(lab):
     assert runs.two_versions(lab) == 1
 
 
+@pytest.mark.slow
 def test_another_format_is_overwritten_unless_it_is_looked_at(lab):
     with pytest.raises(Lost):
         runs.two_versions(lab, any_format)
@@ -247,6 +250,7 @@ def test_a_file_is_damaged(lab):
         assert runs.damaged_file(lab) == 1
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_used_without_checksums(lab):
     with pytest.raises(Lost):
         again_and_again(lambda: runs.damaged_file(lab, no_checksums))
@@ -256,6 +260,7 @@ def test_two_sweeps_on_one_folder(lab):
     assert runs.two_sweeps(lab) == 1
 
 
+@pytest.mark.slow
 def test_two_sweeps_do_everything_twice_without_the_lock(lab):
     with pytest.raises(Lost, match=r"steps instead of|one of two sweeps"):
         runs.two_sweeps(lab, no_lock)
