@@ -3,9 +3,9 @@
     calibrator = tcil.TCIL().fit(model, memory=(x_mem, y_mem), valid=(x_val, y_val), new_classes=range(90, 100))
     calibrated = calibrator.wrap(model)
 
-Further names are in `tcil.decisions` (thresholds and prediction sets), `tcil.results` (what fits return),
-`tcil.options` (named choices and verdicts), `tcil.distributed` (several processes) and `tcil.extending` (base classes
-for your own parts). All are loaded when they are first used: `import tcil` does not import torch.
+More names are in `tcil.decisions` (thresholds and prediction sets), `tcil.results` (results of fits), `tcil.options`
+(named choices and verdicts), `tcil.distributed` (multiple processes) and `tcil.extending` (base classes for your own
+calibrators, learners and datasets). Names are loaded on first use: `import tcil` does not import torch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _HOMES = {
     "WeightsMismatchError": _ERRORS,
 }
 _MODULES = ("decisions", "distributed", "extending", "metrics", "networks", "options", "results")
-# The other names of version 0.1, and where they are now.
+# Names of version 0.1 that have moved, with their new locations.
 _MOVED = {
     "CalibratedModel": "tcil.results.CalibratedModel",
     "CalibrationMap": "tcil.extending.CalibrationMap",

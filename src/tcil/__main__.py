@@ -1,10 +1,10 @@
-"""`python -m tcil`: the `tcil` command, as torchrun needs it."""
+"""`python -m tcil`: the `tcil` command as a module, which torchrun needs."""
 
 import os
 import sys
 
 if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-    del sys.path[0]  # `python -m` puts the current folder before all that is installed; `tcil` does without it
+    del sys.path[0]  # `python -m` puts the current folder before installed packages; the `tcil` script does not
 
 from tcil.experiments.cli.launch import main
 

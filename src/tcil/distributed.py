@@ -1,4 +1,4 @@
-"""Several processes that share one fit or one pass over data, by torch.distributed."""
+"""Share one fit or one pass over data among several processes, with torch.distributed."""
 
 from tcil.foundation.ranks import sharded
 

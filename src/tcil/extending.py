@@ -1,7 +1,7 @@
-"""Base classes and records for parts of your own: calibrators, learners, datasets, entries in the benchmark.
+"""Base classes for your own calibrators, learners, datasets and benchmark entries.
 
-A new calibrator is a `CalibrationMap`, and a `Calibrator` whose `fit` ends in `self._fitted(...)`. It then transforms,
-wraps, saves and loads like those of tcil:
+To add a calibrator, write a `CalibrationMap` (or use an existing one) and a `Calibrator` whose `fit` ends with
+`self._fitted(...)`. It then transforms, wraps, saves and loads like the built-in ones:
 
 >>> from dataclasses import dataclass
 >>> import torch
@@ -18,8 +18,8 @@ wraps, saves and loads like those of tcil:
 >>> halving.predict_proba([[2.0, 0.0]]).round(3)
 array([[0.731, 0.269]])
 
-The benchmark takes learners (`Learner`), datasets (functions that return a `Dataset`), networks and calibrators
-(an `Entry`) by `package.module:name` or by entry point. Names are loaded when they are first used.
+The benchmark accepts learners (`Learner`), datasets (functions that return a `Dataset`), networks and calibrators
+(an `Entry`) as `package.module:name` or by entry point. Names are loaded on first use.
 """
 
 from __future__ import annotations

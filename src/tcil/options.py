@@ -1,4 +1,4 @@
-"""Named choices: string enums whose members say what they mean. A plain string of the same value serves as well.
+"""Named choices: string enums whose members have a `meaning`. Plain strings of the same value are accepted too.
 
 >>> import tcil
 >>> tcil.TCIL(policy="random").policy is tcil.options.DirectionPolicy.RANDOM

@@ -1,6 +1,6 @@
-"""What fits return: frozen records in `result_`, and the model that `wrap` makes.
+"""Results of fits: the frozen records in `result_`, and the model that `wrap` returns.
 
-Each prints as aligned lines in a terminal and as a table in a notebook.
+Records print as aligned lines in a terminal and as a table in a notebook.
 
 >>> import tcil
 >>> print(tcil.fit_temperature([[4.0, 0.0], [0.0, 4.0], [4.0, 0.0]], [0, 1, 1]))

@@ -98,7 +98,7 @@ def test_lists(package):
     [
         ("mime", "learner: got 'mime'.*Did you mean 'mine'"),
         ("wrong", "learner: got 'wrong'; expected a subclass"),
-        ("gone", "learner: got 'gone', announced as 'own_parts:nothing'"),
+        ("gone", "learner: got 'gone', registered as 'own_parts:nothing'"),
         ("own_parts:nothing", "learner: got 'own_parts:nothing'"),
         (":nothing", "learner: got ':nothing'"),
     ],

@@ -1,11 +1,15 @@
-"""Checked conversions of what users pass: logits, probabilities, labels, weights, class lists.
+"""Conversion and validation of user input: logits, probabilities, labels, weights, class lists.
 
-Masked classes. Users forbid a class in a row of logits by -inf, or by a number that stands for it. A class counts as
-masked where its logit is -inf; or is a number that people write for that (-1e4, -1e5 and so on by powers of ten, or the
-most negative number of float16, each also as rounded by narrower types) and at least 50 times as large as every other
-logit of the row; or lies below -1e30, as the most negative numbers of the wider types do, and is at least 1e20 times as
-large as every other. No logit of an ordinary network does any of these, and logits on any other scale stay what they
-are. `mask_out` turns every masked logit into -inf, and from there on its class has probability 0 and takes no part.
+Masked classes. Users mask a class in a row of logits with -inf or with a large negative number. A class counts as
+masked if one of these holds:
+
+- its logit is -inf;
+- its logit is a usual mask value (-1e4, -1e5 and so on by powers of ten, or the most negative number of float16, each
+  also as rounded by narrower types) and at least 50 times as large in absolute value as every other logit of the row;
+- its logit lies below -1e30, as the most negative numbers of the wider types do, and is at least 1e20 times as large.
+
+The logits of ordinary networks meet none of these conditions, and logits on any other scale are left unchanged.
+`mask_out` replaces every masked logit by -inf; its class then has probability 0 and is ignored.
 """
 
 from __future__ import annotations
@@ -24,33 +28,35 @@ from torch import Tensor
 
 from tcil.foundation.errors import invalid
 
-NotTensor: TypeAlias = npt.NDArray[Any] | Sequence[Any]  # what is answered with a numpy array
+NotTensor: TypeAlias = npt.NDArray[Any] | Sequence[Any]  # input for which results are numpy arrays
 ArrayLike: TypeAlias = Tensor | NotTensor
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-# Softmax rows sum to 1 to within this even in half precision; several rows of logits never do by chance.
+# Softmax rows sum to 1 within this tolerance even in half precision; several rows of logits never do by chance.
 _SUM_TOLERANCE = 5e-3
 
 _INT64 = torch.iinfo(torch.int64)
-_LARGEST_LOGIT = 1e300  # what is larger leaves float64 as soon as two of them are subtracted
+_LARGEST_LOGIT = 1e300  # the difference of two larger ones may overflow float64
 _MOST_CLASSES = 1 << 24
-_LEAST_WEIGHT = 1e-200  # of the largest
+_LEAST_WEIGHT = 1e-200  # relative to the largest
 
-# What people write for -inf, above -1e30; each also as float32 and bfloat16 round it (float16 has its own exactly).
-_WORDS = torch.tensor(
+# Usual mask values above -1e30; each also as rounded to float32 and bfloat16 (float16 represents its own exactly).
+_USUAL_MASKS = torch.tensor(
     [*(float(f"-1e{power}") for power in range(4, 31)), torch.finfo(torch.float16).min],
     dtype=torch.float64,
-    device="cpu",  # whatever torch.set_default_device says
+    device="cpu",  # even if torch.set_default_device was called
 )
-# Numbers, not a tensor: torch.export refuses tensors that are not the model's own.
-_MASK_VALUES = tuple(torch.cat([_WORDS, _WORDS.float().double(), _WORDS.bfloat16().double()]).unique().tolist())
-_MASKS_BEGIN = -9e3  # above all of them
+# Numbers, not a tensor: torch.export rejects tensors that do not belong to the model.
+_MASK_VALUES = tuple(
+    torch.cat([_USUAL_MASKS, _USUAL_MASKS.float().double(), _USUAL_MASKS.bfloat16().double()]).unique().tolist()
+)
+_MASKS_BEGIN = -9e3  # larger than all of them
 _FAR_BELOW, _WRITTEN, _UNWRITTEN = -1e30, 50.0, 1e20
 
 
 def as_tensor(value: object, argument: str) -> Tensor:
-    """Tensor, numpy array or nested list of real numbers as a tensor, without copying where possible."""
+    """Convert a tensor, numpy array or nested list of real numbers to a tensor, without copying if possible."""
     if torch.get_default_device().type == "meta":
         given, advice = "'meta', which holds no numbers", "Call torch.set_default_device('cpu') before you calibrate."
         raise invalid("torch.set_default_device", given, "a device on which results can be computed", advice)
@@ -71,14 +77,15 @@ def as_tensor(value: object, argument: str) -> Tensor:
         with np.errstate(over="ignore"):
             array = array.astype(np.float64)
     elif array.dtype.kind in "iu" and array.dtype.isnative:
-        array = array.view(f"{array.dtype.kind}{array.dtype.itemsize}")  # C has two names for one type, torch knows one
+        # C has two names for the same type; torch accepts only one of them.
+        array = array.view(f"{array.dtype.kind}{array.dtype.itemsize}")
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     array = array if array.flags.writeable else array.copy()  # torch warns about read-only memory
     return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array.copy())
 
 
 def _plain(value: Tensor, argument: str) -> Tensor:
-    """A tensor that holds real numbers in memory."""
+    """The tensor, if it is dense, real and not on the meta device."""
     given = None
     if value.is_nested or value.layout != torch.strided:
         given = "a nested tensor" if value.is_nested else f"a sparse tensor ({value.layout})"
@@ -88,26 +95,26 @@ def _plain(value: Tensor, argument: str) -> Tensor:
         given = f"dtype {value.dtype}"
     if given is not None:
         raise invalid(
-            argument, given, "a dense tensor of real numbers", "Tensor.to_dense(), .real or .dequantize() may give one."
+            argument, given, "a dense tensor of real numbers", "Try Tensor.to_dense(), .real or .dequantize()."
         )
     return value
 
 
 def refuse_hidden(value: object, argument: str) -> None:
-    """numpy would forget the mask of a masked array."""
+    """Raise if a masked array has masked entries, since numpy would drop its mask."""
     parts = value if isinstance(value, (list, tuple)) else (value,)
     if any(isinstance(part, np.ma.MaskedArray) and np.ma.getmaskarray(part).any() for part in parts):
         raise invalid(
             argument,
             "a masked array with masked entries",
-            "an array in which every entry counts",
-            "Drop the masked rows, or write what stands for them (-inf for the logit of a masked class).",
+            "an array without masked entries",
+            "Drop the masked rows, or fill them with values (-inf for the logit of a masked class).",
         )
 
 
 def mask_out(logits: Tensor) -> Tensor:
-    """The logits (N, K) with -inf for every masked class; the same tensor where none is."""
-    # An exported graph cannot skip the work by what it sees.
+    """The logits (N, K) with -inf for every masked class; the same tensor if none is masked."""
+    # An exported graph cannot branch on values, so there the work is never skipped.
     if not torch.compiler.is_compiling() and (logits.numel() == 0 or not float(logits.detach().min()) <= _MASKS_BEGIN):
         return logits
     values = torch.tensor(_MASK_VALUES, dtype=logits.dtype, device=logits.device)
@@ -115,15 +122,15 @@ def mask_out(logits: Tensor) -> Tensor:
     far = logits <= _FAR_BELOW
     others = logits.abs().masked_fill(written | far, 0.0).amax(dim=1, keepdim=True)
     masked = (written & (-logits >= _WRITTEN * others)) | (far & (-logits >= _UNWRITTEN * others))
-    # Nothing but such numbers: there is no logit to compare them with.
+    # A row of only such numbers has no other logit to compare them with.
     masked = masked & ~(written | far).all(dim=1, keepdim=True)
     return logits.masked_fill(masked, -torch.inf)
 
 
 def places_in(table: Tensor, values: Tensor) -> Tensor:
-    """How many entries of a rising table lie below each value: `torch.searchsorted`, also where it is exported.
+    """`torch.searchsorted` that can be exported: the number of entries of an increasing table below each value.
 
-    ONNX has no such operator, so that an exported graph halves the table step by step.
+    ONNX has no such operator, so an exported graph uses `halving_search`.
 
     >>> places_in(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([[0.5, 2.0], [3.0, 9.0]]))
     tensor([[0, 1],
@@ -135,14 +142,14 @@ def places_in(table: Tensor, values: Tensor) -> Tensor:
 
 
 def halving_search(table: Tensor, values: Tensor) -> Tensor:
-    """`torch.searchsorted` out of comparisons and look-ups, in as many steps as the table's length has bits.
+    """`torch.searchsorted` by comparisons and indexing, in as many steps as the table's length has bits.
 
     >>> halving_search(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([[0.5, 2.0], [3.0, 9.0]]))
     tensor([[0, 1],
             [2, 3]])
     """
     size = len(table)
-    bits = size.bit_length()  # the places 0 to size need so many
+    bits = size.bit_length()  # enough for the positions 0 to size
     padded = torch.cat([table, table.new_full(((1 << bits) - 1 - size,), torch.inf)])
     place = torch.zeros_like(values, dtype=torch.long)
     for step in (1 << bit for bit in reversed(range(bits))):
@@ -151,14 +158,14 @@ def halving_search(table: Tensor, values: Tensor) -> Tensor:
 
 
 def without_masked(logits: Tensor) -> Tensor:
-    """Logits with 0 for -inf: for sums in which a masked class has weight 0 (0 times infinity would be NaN)."""
+    """Logits with -inf replaced by 0, for sums in which masked classes have weight 0 (0 times infinity is NaN)."""
     if logits.numel() == 0 or not bool(logits.min() == -torch.inf):
         return logits
     return logits.masked_fill(logits == -torch.inf, 0.0)
 
 
 def check_finite(logits: Tensor, argument: str) -> None:
-    """Every logit is a number or -inf, and every row has a class that is not masked."""
+    """Raise unless every logit is finite or -inf and every row has an unmasked class."""
     if bool(torch.isfinite(logits).all()):
         return
     bad = int((torch.isnan(logits) | (logits == torch.inf)).any(dim=1).sum())
@@ -168,15 +175,15 @@ def check_finite(logits: Tensor, argument: str) -> None:
     empty = (logits == -torch.inf).all(dim=1)
     if bool(empty.any()):
         row = int(empty.nonzero()[0])
-        raise invalid(argument, f"row {row} with every class masked (-inf)", "at least one class that is not")
+        raise invalid(argument, f"row {row} with every class masked (-inf)", "at least one unmasked class in each row")
 
 
 def check_own_unmasked(
     logits: Tensor, columns: Tensor, classes: Sequence[int] | None, argument: str = "labels"
 ) -> None:
-    """No row's own class is masked: its likelihood would be 0 at every temperature."""
-    own = logits.gather(1, columns[:, None].to(logits.device)).squeeze(1)
-    wrong = (own == -torch.inf).nonzero().squeeze(1)
+    """Raise if the true class of a row is masked: its likelihood would be 0 at every temperature."""
+    true_logits = logits.gather(1, columns[:, None].to(logits.device)).squeeze(1)
+    wrong = (true_logits == -torch.inf).nonzero().squeeze(1)
     if len(wrong):
         row = int(wrong[0])
         column = int(columns[row])
@@ -185,12 +192,12 @@ def check_own_unmasked(
             argument,
             f"the label {label} in row {row}, whose logit is masked there ({len(wrong)} such rows)",
             "labels of classes that are not masked in their row",
-            "Leave out those rows, or do not mask the classes they have.",
+            "Drop these rows, or do not mask their classes.",
         )
 
 
 def gap_and_size(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """How far two tensors are apart, and how large the second is; both over what is not masked (-inf)."""
+    """The largest difference of two tensors and the largest entry of the second, over unmasked entries."""
     a, b = one.detach().float(), other.detach().float()
     if not torch.equal(a == -torch.inf, b == -torch.inf):
         return float("inf"), 0.0
@@ -199,7 +206,7 @@ def gap_and_size(one: Tensor, other: Tensor) -> tuple[float, float]:
 
 
 def same_kind(result: Tensor, given: object) -> Tensor | Floats:
-    """`result` as a tensor where a tensor was given, else as a numpy array."""
+    """`result` as a tensor if a tensor was given, else as a numpy array."""
     return result if isinstance(given, Tensor) else cast(Floats, result.detach().cpu().numpy())
 
 
@@ -212,7 +219,7 @@ def looks_like_probabilities(rows: Tensor) -> bool:
 
 
 def as_logits(value: object, argument: str = "logits", n_classes: int | None = None) -> Tensor:
-    """Logits (N, K), at least float32, -inf where masked, and not probabilities: those are refused, never guessed."""
+    """Validated logits (N, K), at least float32, -inf where masked. Probabilities raise an error."""
     logits = as_tensor(value, argument)
     if logits.ndim != 2 or logits.shape[0] == 0:
         raise invalid(argument, f"shape {tuple(logits.shape)}", "a non-empty matrix (samples, classes)")
@@ -223,25 +230,26 @@ def as_logits(value: object, argument: str = "logits", n_classes: int | None = N
             argument,
             f"{logits.shape[1]} columns",
             f"{n_classes}, one for each class in classes_",
-            "After a new task, fit a new calibrator; slice a wider head to the classes seen.",
+            "After a new task, fit a new calibrator. If the head is wider, slice it to the classes seen.",
         )
     logits = mask_out(at_least_float32(logits))
     check_finite(logits, argument)
     least, most = (float(end) for end in without_masked(logits).aminmax())
     if max(-least, most) > _LARGEST_LOGIT:
-        raise invalid(argument, f"numbers from {least:.3g} to {most:.3g}", f"a size of at most {_LARGEST_LOGIT:g}")
+        expected = f"absolute values of at most {_LARGEST_LOGIT:g}"
+        raise invalid(argument, f"numbers from {least:.3g} to {most:.3g}", expected)
     if looks_like_probabilities(logits):
         raise invalid(
             argument,
             "rows that are non-negative and sum to 1",
             "logits, not probabilities",
-            "Pass the network's outputs before softmax (log-probabilities will do as well).",
+            "Pass the network's outputs before softmax (log-probabilities also work).",
         )
     return logits
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Post-processing never runs below float32; whole numbers become float64, which holds more of them."""
+    """At least float32, the least precision of post-processing; integers become float64, which represents more."""
     if values.dtype in (torch.float32, torch.float64):
         return values
     return values.float() if values.is_floating_point() or values.device.type == "mps" else values.double()
@@ -271,7 +279,7 @@ def as_labels(value: object, argument: str = "labels", length: int | None = None
 
 
 def as_classes(value: Iterable[Any], argument: str, *, ordered: bool = True) -> tuple[int, ...]:
-    """A list of distinct class labels, in the given order; also a set, unless they are `ordered` as columns are."""
+    """Distinct class labels, in the given order. A set is accepted unless the order matters (`ordered`)."""
     if isinstance(value, (Tensor, np.ndarray)):
         refuse_hidden(value, argument)
         value = (_plain(value, argument) if isinstance(value, Tensor) else value).tolist()
@@ -292,7 +300,7 @@ def as_classes(value: Iterable[Any], argument: str, *, ordered: bool = True) -> 
         raise invalid(argument, f"more than {_MOST_CLASSES} labels", "a list of class labels, such as range(90, 100)")
     classes = [_class_label(entry, argument) for entry in given]
     if not classes:
-        raise invalid(argument, "no class at all", "at least one class label")
+        raise invalid(argument, "no class labels", "at least one class label")
     if len(set(classes)) != len(classes):
         twice = sorted(label for label, count in Counter(classes).items() if count > 1)
         raise invalid(argument, f"repeated labels {twice[:5]}", "each class label once")
@@ -316,7 +324,7 @@ def label_columns(
 ) -> Tensor:
     """The logit column of each label; without `classes`, columns are the labels 0..n_columns-1.
 
-    `doubt` is said with what is wrong: the labels may have been looked for in the wrong place.
+    `doubt` is added to error messages: it says where the labels were taken from, if that may be the wrong place.
     """
     if classes is None:
         if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= n_columns):
@@ -325,7 +333,7 @@ def label_columns(
                 argument,
                 f"the label {odd}",
                 f"labels from 0 to {n_columns - 1}, one for each of the {n_columns} logit columns",
-                f"If the columns stand for other labels, name them with classes=[...]. {doubt}",
+                f"If the columns have other labels, pass them as classes=[...]. {doubt}",
             )
         return labels
     table = torch.as_tensor(classes, dtype=torch.long)
@@ -351,7 +359,7 @@ def logits_and_columns(
 
 
 def whole_number(value: Any, argument: str, least: int, most: int = _INT64.max) -> int:
-    """A whole number (numpy's too) of at least `least` and at most `most`."""
+    """A whole number (Python or numpy) from `least` to `most`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -366,9 +374,9 @@ def whole_number(value: Any, argument: str, least: int, most: int = _INT64.max) 
 def classes_and_columns(
     classes: Iterable[Any] | None, columns: Iterable[Any] | None
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """The labels of the classes, and which logit columns are theirs (None: the first ones).
+    """The labels of the classes and their logit columns (None: the first ones).
 
-    Columns without classes are those of a head with a column for every label: there the two are the same.
+    `columns` without `classes` means a head with one column per label, where columns and labels are the same.
     """
     names = None if classes is None else as_classes(classes, "classes")
     if columns is None:
@@ -383,7 +391,7 @@ def classes_and_columns(
 
 
 def pick_columns(logits: Tensor, n_classes: int, columns: Sequence[int] | None, argument: str = "classes") -> Tensor:
-    """The logits of the classes, out of a head that may be wider."""
+    """The logits of the classes; the head may have more columns."""
     needed = n_classes if columns is None else max(columns) + 1
     if needed > logits.shape[1]:
         what = "columns" if columns is not None else argument
@@ -395,7 +403,7 @@ def pick_columns(logits: Tensor, n_classes: int, columns: Sequence[int] | None, 
 
 
 def as_probabilities(value: object, argument: str = "probs") -> Floats:
-    """Probability rows (N, K) as float64 numpy; logits are refused."""
+    """Validated probabilities (N, K) as a float64 numpy array. Logits raise an error."""
     probs = as_tensor(value, argument)
     if probs.ndim != 2 or probs.shape[0] == 0 or probs.shape[1] < 2:
         raise invalid(argument, f"shape {tuple(probs.shape)}", "a non-empty matrix (samples, classes)")
@@ -410,14 +418,14 @@ def as_probabilities(value: object, argument: str = "probs") -> Floats:
             argument,
             f"values from {rows.min():.3g} to {rows.max():.3g}, row {worst} summing to {sums[worst]:.4g}",
             "probabilities: non-negative rows that sum to 1",
-            "For logits take torch.softmax(logits, 1); for a calibrator use predict_proba(logits).",
+            "For logits, use torch.softmax(logits, 1); for a calibrator, use predict_proba(logits).",
         )
-    # Rounding may leave -1e-7 or 1.0000001 behind, of which logarithms and bins must not hear.
+    # Rounding may leave -1e-7 or 1.0000001, which logarithms and bins cannot handle.
     return rows.clip(0.0, 1.0) if rows.min() < 0 or rows.max() > 1 else rows
 
 
 def as_weights(value: object, length: int) -> Floats:
-    """Non-negative sample weights with mean 1; all ones when none are given."""
+    """Non-negative sample weights with mean 1; all ones if `value` is None."""
     if value is None:
         return np.ones(length)
     weights: Floats = as_tensor(value, "sample_weight").cpu().double().numpy()
@@ -430,7 +438,7 @@ def as_weights(value: object, length: int) -> Floats:
         given = f"weights from {least:.3g} to {most:.3g}"
         raise invalid("sample_weight", given, "positive weights within a factor of 1e200", "Set the least to 0.")
     if not 1e-200 < most < 1e200:
-        weights = np.ldexp(weights, -int(np.frexp(most)[1]))  # by a power of two, so that sums stay within float64
+        weights = np.ldexp(weights, -int(np.frexp(most)[1]))  # a power of two, so that sums stay within float64
     normalised: Floats = weights * (length / weights.sum())
     return normalised
 

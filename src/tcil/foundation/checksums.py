@@ -1,10 +1,9 @@
-"""Files that tell whether they are whole: each carries a SHA-256 over all its other bytes.
+"""Files with checksums: each contains a SHA-256 over all its other bytes.
 
-A checksum lies in the file itself, since a file beside it could not be renamed in the same moment. JSON begins with
-`{"checksum": "sha256:..."`, safetensors have it in the header; the same content gives the same bytes. Files that were
-made before there were checksums are told by their form, and read as they are. Beside the checksum stands the file's
-name in a run folder: a whole file in the place of another is refused as well. Run folders and saved calibrators share
-this module.
+The checksum is in the file itself, since two files cannot be renamed atomically. JSON files begin with
+`{"checksum": "sha256:..."`; safetensors files have it in the header. The same content gives the same bytes. Files of
+older versions without checksums remain readable. In run folders, the file's name is stored with the checksum, so that
+an intact file in the place of another is rejected too. Run folders and saved calibrators share this module.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ def is_sealed_json(content: bytes) -> bool:
 
 
 def open_json(content: bytes, name: str = "") -> dict[str, Any]:
-    """The record in a JSON file, if the file is whole and, in a run folder, the one of that name."""
+    """The record in a JSON file; raises `Damaged` if the checksum or, in a run folder, the name does not match."""
     if is_sealed_json(content):
         start, end = len(_JSON_START), len(_JSON_START) + len(_BLANK)
         if content[start:end] != _digest(content[end:]):
             raise Damaged("its checksum does not match")
     elif _HEX.match(content, len(_JSON_START)):
-        raise Damaged("its beginning is not as it was written")  # a checksum stands there, but not its name
+        raise Damaged("its first bytes were changed")  # it has a checksum, but not the key before it
     try:
         record = json.loads(content.decode(), object_pairs_hook=distinct, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -68,7 +67,7 @@ def open_json(content: bytes, name: str = "") -> dict[str, Any]:
 
 
 def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of a JSON file in which no name stands twice: which of the two is meant would be a guess."""
+    """A JSON object from its pairs; raises if a key occurs twice, since either value could be meant."""
     entries = dict(pairs)
     if len(entries) != len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -77,7 +76,7 @@ def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def seal_tensors(tensors: dict[str, Tensor], note: dict[str, str] | None = None, name: str = "") -> bytes:
@@ -95,7 +94,7 @@ def seal_tensors(tensors: dict[str, Tensor], note: dict[str, str] | None = None,
     """
     from safetensors.torch import save
 
-    # One entry for all: safetensors writes several in a random order.
+    # A single metadata entry: safetensors writes several in random order.
     words = {"sha256": _BLANK.decode(), **({"file": name} if name else {}), **(note or {})}
     content = bytearray(save(tensors, metadata={"note": " ".join(f"{key}={value}" for key, value in words.items())}))
     at = content.index(_NOTE) + len(_NOTE)
@@ -104,7 +103,7 @@ def seal_tensors(tensors: dict[str, Tensor], note: dict[str, str] | None = None,
 
 
 def open_tensors(content: bytes, name: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors in a file and their note, if the file is whole and the one of that name."""
+    """The tensors and the note in a file; raises `Damaged` if the checksum or the name does not match."""
     from safetensors.torch import load
 
     header = 8 + int.from_bytes(content[:8], "little")
@@ -122,7 +121,7 @@ def open_tensors(content: bytes, name: str = "") -> tuple[dict[str, Tensor], dic
             _check_name(note.get("file", ""), name)
             note = {key: value for key, value in note.items() if key not in _OWN_NOTES}
         elif not set(note) <= _OLD_NOTES:
-            raise Damaged("its header is not as it was written")
+            raise Damaged("its header was changed")
         return load(content), note
     except Damaged:
         raise
@@ -130,9 +129,9 @@ def open_tensors(content: bytes, name: str = "") -> tuple[dict[str, Tensor], dic
         raise Damaged(f"it is not safetensors: {error}") from None
 
 
-def _check_name(found: str, name: str) -> None:
-    if found and name and found != name:
-        raise Damaged(f"it is {found}, in the place of another file")
+def _check_name(stored: str, name: str) -> None:
+    if stored and name and stored != name:
+        raise Damaged(f"it is {stored}, in the place of another file")
 
 
 def _digest(content: bytes | bytearray) -> bytes:

@@ -1,4 +1,4 @@
-"""Names that moved: each works for one more version, with a warning that says where it is now."""
+"""Deprecated names: each works for one more version, with a warning that gives the new name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ UNTIL = "0.3"  # the version without the old names of 0.1
 
 
 def moved(old: str, home: str, public: str, *, stacklevel: int = 3) -> Any:
-    """The object at `home` (`package.module.name`), after a warning that `old` is called `public` now.
+    """The object at `home` (`package.module.name`), with a warning that `old` is now `public`.
 
-    Called from a module's `__getattr__`, the warning points to the line that uses the old name.
+    If this is called from a module's `__getattr__`, the warning points to the line that uses the old name.
     """
     message = f"{old} has moved: use {public}. The old name will be removed in tcil {UNTIL}."
     warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
@@ -22,7 +22,7 @@ def moved(old: str, home: str, public: str, *, stacklevel: int = 3) -> Any:
 
 
 def all_moved(module: str, names: tuple[str, ...], to: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module whose names are all in the module `to` now."""
+    """A `__getattr__` for a module whose names have all moved to the module `to`."""
 
     def find(name: str) -> Any:
         if name not in names:

@@ -1,4 +1,4 @@
-"""Errors and warnings: each names the argument, what was given, what was expected and what to do."""
+"""Errors and warnings. Messages name the argument, what was given, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class CalibrationWarning(UserWarning):
-    """Something unusual was found in the data and handled; `result_` has the same as a verdict.
+    """Warns that the data are unusual and how this was handled; `result_` holds the same as a verdict.
 
     Examples
     --------
@@ -21,7 +21,9 @@ class CalibrationWarning(UserWarning):
 
 
 class NotFittedError(RuntimeError, AttributeError):
-    """A calibrator was used before `fit`. An AttributeError too, so that `hasattr(calibrator, "temperature_")` works.
+    """Raised when a calibrator is used before `fit`.
+
+    It is also an AttributeError, so that `hasattr(calibrator, "temperature_")` works.
 
     Examples
     --------
@@ -37,13 +39,13 @@ class NotFittedError(RuntimeError, AttributeError):
 
 
 class NotReachableError(RuntimeError, AttributeError):
-    """A calibrator has no result for this model (PerturbTS's "n/a"); `result_` says where the search stopped.
+    """Raised when a calibrator has no result for a model (PerturbTS's "n/a"); `result_` shows where the search stopped.
 
-    An AttributeError too, so that `hasattr(calibrator, "temperature_")` is False.
+    It is also an AttributeError, so that `hasattr(calibrator, "temperature_")` is False.
 
     Examples
     --------
-    A network that answers the same whatever it sees: no noise lowers its accuracy.
+    The output of this network does not depend on its input, so no noise lowers its accuracy.
 
     >>> import torch, tcil, warnings
     >>> network = torch.nn.Linear(2, 2)
@@ -60,7 +62,7 @@ class NotReachableError(RuntimeError, AttributeError):
 
 
 class WeightsMismatchError(RuntimeError):
-    """A calibrator was asked to work on weights other than those it was fitted on.
+    """Raised when a calibrator is used with other weights than those it was fitted on.
 
     Examples
     --------
@@ -76,19 +78,19 @@ class WeightsMismatchError(RuntimeError):
     """
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """A hint at the known name that was probably meant; empty where none is near."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
+def nearest(name: object, valid: Iterable[str]) -> str:
+    """A hint at the valid name that was probably meant; empty if none is similar."""
+    near = difflib.get_close_matches(str(name), list(valid), n=1)
     return f"Did you mean {near[0]!r}?" if near else ""
 
 
-def unknown_name(argument: str, given: object, known: Iterable[str], otherwise: str = "") -> ValueError:
-    """The error for a name that is not among the known ones."""
-    names = list(known)
+def unknown_name(argument: str, given: object, valid: Iterable[str], otherwise: str = "") -> ValueError:
+    """The error for a name that is not one of the valid ones."""
+    names = list(valid)
     return invalid(argument, repr(given), "one of " + ", ".join(names), nearest(given, names) or otherwise)
 
 
 def invalid(argument: str, given: str, expected: str, advice: str = "") -> ValueError:
-    """The one shape of message for bad input."""
+    """The error for invalid input, in the format that all such messages share."""
     message = f"{argument}: got {given}; expected {expected}."
     return ValueError(f"{message} {advice}".rstrip())

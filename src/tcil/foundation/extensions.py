@@ -1,15 +1,15 @@
-"""What a user adds without touching this package: by `package.module:name`, or by an entry point of their own package.
+"""User extensions, named by `package.module:name` or by an entry point of an installed package.
 
-A package announces a dataset, network, learner or calibrator in its pyproject.toml, and `tcil` knows it by name:
+A package registers a dataset, network, learner or calibrator in its pyproject.toml, and `tcil` finds it by name:
 
     [project.entry-points."tcil.learners"]
     mine = "my_package.my_file:MyLearner"
 
 The groups are tcil.datasets, tcil.networks, tcil.learners and tcil.calibrators.
 
-`package.module:name` is code that is imported and called. It may come from a flag, the user's own study file or their
-program. Names in a folder (settings.json, tasks.json) pass through `consent` first: without the user's `--trust` they
-are limited to built-in names and entry points.
+`package.module:name` is imported and called. It may come from a flag, the user's study file or the user's program.
+Names that are read from a folder (settings.json, tasks.json) pass through `consent` first: without `--trust`, only
+built-in names and entry points are accepted.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from typing import Any
 from tcil.foundation.errors import invalid, unknown_name
 
 
-def extension(kind: str, name: str, known: Iterable[str]) -> Any:
-    """The object behind `package.module:name`, or behind an entry point; `known` are tcil's own names."""
+def extension(kind: str, name: str, builtin: Iterable[str]) -> Any:
+    """The object named by `package.module:name` or by an entry point; `builtin` lists tcil's own names for errors."""
     if names_code(name):
         return resolve(name, kind)
-    announced = installed(kind)
-    if name not in announced:
-        names = [*known, *announced]
-        raise unknown_name(kind, name, names, "Or name one of your own: package.module:name.")
+    registered = installed(kind)
+    if name not in registered:
+        names = [*builtin, *registered]
+        raise unknown_name(kind, name, names, "Or pass your own as package.module:name.")
     try:
-        return announced[name].load()
+        return registered[name].load()
     except Exception as error:
-        home = announced[name].value
+        home = registered[name].value
         raise invalid(
-            kind, f"{name!r}, announced as {home!r} ({error})", "an entry point that can be loaded"
+            kind, f"{name!r}, registered as {home!r} ({error})", "an entry point that can be loaded"
         ) from error
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """What installed packages announce, by name."""
+    """The entry points of installed packages, by name."""
     return {point.name: point for point in entry_points(group=f"tcil.{kind}s")}
 
 
-PRETRAINED = "pretrained:"  # begins the names of networks on pre-trained backbones
+PRETRAINED = "pretrained:"  # prefix of networks on pre-trained backbones
 
 
 def names_code(name: object) -> bool:
-    """Whether a name is `package.module:name`, which is imported, and not one that a registry knows.
+    """Whether a name is `package.module:name`, which is imported, and not a registered name.
 
-    What follows `pretrained:` is the name of a backbone, which may again be one or the other.
+    The part after `pretrained:` is the name of a backbone, which may also be either.
 
     >>> names_code("cifar10"), names_code("shutil:rmtree")
     (False, True)
@@ -70,32 +70,32 @@ def names_code(name: object) -> bool:
 
 
 def code_named(values: Mapping[str, Any]) -> list[str]:
-    """What these settings would import, each with its kind."""
+    """The code that these settings would import, each with its kind."""
     return [f"{kind} {values[kind]}" for kind in ("dataset", "network", "learner") if names_code(values.get(kind))]
 
 
 def consent(names: Mapping[str, Any], file: Path, *, trust: bool, tell: Callable[[str], None]) -> None:
-    """Refuse a file that names code, and list that code; if the user trusts it, `tell` what is imported instead."""
-    found = code_named(names)
-    if found and not trust:
+    """Raise if a file names code to import, and list that code; with `trust`, report the imports to `tell` instead."""
+    imports = code_named(names)
+    if imports and not trust:
         raise invalid(
             "trust",
-            f"{file}, which names code to be imported and called: {', '.join(found)}",
+            f"{file}, which names code to be imported and called: {', '.join(imports)}",
             "built-in names, or entry points of installed packages",
             "Pass --trust to import and run this code, if you trust whoever made the folder.",
         )
-    if found:
-        tell(f"trusting {file}, which imports {', '.join(found)}")
+    if imports:
+        tell(f"trusting {file}, which imports {', '.join(imports)}")
 
 
 def resolve(home: str, kind: str) -> Any:
-    """The object that `package.module:name` names: of an installed package, else of a module in the user's folder."""
+    """The object named by `package.module:name`, in an installed package or else in a module of the user's folder."""
     module, _, name = home.partition(":")
     try:
         with _own_modules(module):
             return getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # what a module does when it is imported is its own affair
-        advice = "It is looked for among installed packages and in the current folder."
+    except (Exception, SystemExit) as error:  # importing a module can raise anything
+        advice = "Installed packages and the current folder are searched."
         raise invalid(kind, f"{home!r} ({said(error)})", "an importable package.module:name", advice) from error
 
 
@@ -104,7 +104,7 @@ _folder: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 @contextmanager
 def modules_in(folder: Path) -> Iterator[None]:
-    """Inside, the user's own modules are looked for in this folder: the one in which their sweep was started, say."""
+    """Context in which the user's modules are searched in this folder, such as the one where a sweep was started."""
     token = _folder.set(folder)
     try:
         yield
@@ -121,16 +121,16 @@ class _UserFolder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where a module of the folder is; those inside its packages are found through their packages."""
+        """The spec of a top-level module of the folder; submodules are found through their packages."""
         return PathFinder.find_spec(name, self._path, target) if path is None else None
 
 
 @contextmanager
 def _own_modules(module: str) -> Iterator[None]:
-    """While a module is imported that is not installed, it and its neighbours are found in the user's folder.
+    """Let a module that is not installed, and the modules that it imports, be found in the user's folder.
 
-    That folder is asked last and only then. So its modules cannot shadow installed packages, and installed packages
-    cannot pick up modules from it.
+    The folder is searched last, and only during this import. Its modules cannot shadow installed packages, and
+    installed packages cannot import modules from it.
     """
     top = module.partition(".")[0]
     if top in sys.modules or importlib.util.find_spec(top) is not None:
@@ -153,7 +153,7 @@ def called(
     expected: str,
     passing: tuple[type[Exception], ...],
 ) -> Any:
-    """What the user's own factory returns; whatever goes wrong in it names it, but for errors that are `passing`."""
+    """Call the user's factory; errors name it, except for the types in `passing`, which are raised unchanged."""
     try:
         return make(argument)
     except passing:
@@ -163,7 +163,7 @@ def called(
 
 
 def found(thing: object) -> str:
-    """In few words, what a name turned out to name."""
+    """A short description of an object that was found by name, for error messages."""
     if isinstance(thing, type):
         return f"the class {thing.__name__}"
     if inspect.isroutine(thing):
@@ -172,6 +172,6 @@ def found(thing: object) -> str:
 
 
 def said(error: BaseException) -> str:
-    """An error of foreign code: its kind, and the first line of its text."""
+    """The type of an error and the first line of its message."""
     text = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

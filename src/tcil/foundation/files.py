@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place, synced, and renamed into it; read only if regular."""
+"""Atomic file writes (write to a temporary file, sync, rename), and reads of regular files only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import secrets
 import stat
 from pathlib import Path
 
-# Storage that has no such thing as a folder that is flushed; nothing is lost there by not asking for it.
+# Errors of file systems on which folders cannot be synced; skipping the sync loses nothing there.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """A regular file for reading; anything else, also behind a link, is refused: a pipe or a device may never end."""
+    """Open a regular file for reading; links are followed. Raises for a pipe or a device, which may never end."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(file).st_mode
     if stat.S_ISREG(mode):
@@ -32,15 +32,16 @@ def read_regular(path: Path) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to disk, rename, and flush the folder: a reader sees the old file or the new one.
+    """Replace a file atomically: readers see either the old or the new content.
 
-    After a power cut as well: the content is on disk before its name is, and once this returns both are. Where it
-    cannot be written (a full disk, say), the error names the file, the old one stays, and no part is left.
+    The content is written to a temporary file and synced before the rename, and the folder is synced after it, so the
+    file also survives a power cut. If writing fails (on a full disk, for instance), the error names the file, the old
+    content is kept and no temporary file is left.
     """
-    # A name that nobody can foresee, and not too long where that of the file is not.
+    # The name cannot be predicted, and is not too long if the file's own name is not.
     partial = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.part")
     try:
-        with partial.open("xb") as file:  # of nobody else: what has that name, a link say, is not written
+        with partial.open("xb") as file:  # exclusive: an existing file or link of that name is never written to
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -48,7 +49,7 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise OSError(
-            error.errno, f"could not be written ({error.strerror or error}); what was there before is kept", str(path)
+            error.errno, f"could not be written ({error.strerror or error}); the old content is kept", str(path)
         ) from error
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -57,7 +58,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing, so that a power cut does not take them away again."""
+    """Create a folder and its missing parents, and sync them to disk."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -65,7 +66,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the names in a folder to disk, where its storage can."""
+    """Sync the entries of a folder to disk, if its file system supports that."""
     try:
         folder = os.open(path, os.O_RDONLY)
         try:

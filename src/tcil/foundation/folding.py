@@ -1,4 +1,4 @@
-"""Batch normalisation folded into the convolution before it: in evaluation mode the two are one convolution."""
+"""Fold batch normalisation into the preceding convolution: in evaluation mode, both together are one convolution."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def watch_pairs(model: nn.Module, run: Callable[[], _Answer]) -> tuple[list[Pair], _Answer]:
-    """Convolutions whose output goes straight into a batch norm during `run`, and what `run` returns.
+    """Find convolutions whose output is the input of a batch norm during `run`; also returns the result of `run`.
 
-    Only plain layers in evaluation mode, each at one place, called once and without hooks. That nobody else reads the
-    convolution's output cannot be watched: try `swapped` against the network's own answer.
+    Only plain layers in evaluation mode are considered, each registered once, called once and without hooks. Other
+    readers of a convolution's output are not detected: compare the network under `swapped` with its own output.
     """
     places = list(model.named_modules(remove_duplicate=False))
     uses = Counter(id(module) for _, module in places)
@@ -57,21 +57,21 @@ def watch_pairs(model: nn.Module, run: Callable[[], _Answer]) -> tuple[list[Pair
 
 
 def folded_copy(model: nn.Module, sample: Tensor) -> nn.Module:
-    """A frozen copy for evaluation, folded where the answer to the sample stays the same."""
+    """A frozen copy for evaluation, folded if the output for the sample stays the same."""
     plain = copy.deepcopy(model).eval().requires_grad_(False)
     with torch.no_grad():
-        pairs, own = watch_pairs(plain, lambda: plain(sample))
+        pairs, expected = watch_pairs(plain, lambda: plain(sample))
         with swapped(plain, pairs):
             try:
-                same = close(plain(sample), own)
-            except Exception:  # the network reaches into a layer that is not there any more
+                same = close(plain(sample), expected)
+            except Exception:  # the network accesses a layer that was replaced
                 same = False
             folded = copy.deepcopy(plain) if same else None
     return folded or plain
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two answers are the same up to rounding."""
+    """Whether two outputs are equal up to rounding."""
     if a.shape != b.shape:
         return False
     gap, size = gap_and_size(a, b)
@@ -80,13 +80,13 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 @contextmanager
 def swapped(model: nn.Module, pairs: Sequence[Pair]) -> Iterator[None]:
-    """Inside this the model runs with folded convolutions; afterwards it has its own layers again."""
-    own: list[tuple[nn.Module, str, nn.Module | None]] = []
+    """Context in which the model runs with folded convolutions; its layers are restored on exit."""
+    replaced: list[tuple[nn.Module, str, nn.Module | None]] = []
 
     def swap(name: str, layer: nn.Module) -> None:
         home, _, last = name.rpartition(".")
         parent = model.get_submodule(home)
-        own.append((parent, last, parent._modules[last]))
+        replaced.append((parent, last, parent._modules[last]))
         parent._modules[last] = layer
 
     try:
@@ -96,7 +96,7 @@ def swapped(model: nn.Module, pairs: Sequence[Pair]) -> Iterator[None]:
             swap(norm, nn.Identity())
         yield
     finally:
-        for parent, last, layer in own:
+        for parent, last, layer in replaced:
             parent._modules[last] = layer
 
 

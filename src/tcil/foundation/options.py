@@ -1,4 +1,4 @@
-"""Named options: string enums in which every member carries one line of meaning."""
+"""Named options: string enums in which every member has a one-line meaning."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tcil.foundation.errors import unknown_name
 
 
 class Option(StrEnum):
-    """A string enum whose members say what they mean.
+    """A string enum whose members have a one-line meaning.
 
     Attributes
     ----------
     meaning : str
-        One line for each member.
+        What the member stands for, in one line.
 
     Examples
     --------
     >>> from tcil.extending import Option
     >>> class Colour(Option):
-    ...     RED = "red", "like a tomato"
+    ...     RED = "red", "the colour of tomatoes"
     >>> Colour.parse("red", "colour").meaning
-    'like a tomato'
+    'the colour of tomatoes'
     >>> Colour.parse("rad", "colour")
     Traceback (most recent call last):
     ValueError: colour: got 'rad'; expected one of red. Did you mean 'red'?
@@ -31,7 +31,7 @@ class Option(StrEnum):
     meaning: str
 
     def __new__(cls, value: str, meaning: str = "") -> Self:
-        """A member is written as its value and its meaning."""
+        """Create a member from its value and its meaning."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
@@ -39,7 +39,7 @@ class Option(StrEnum):
 
     @classmethod
     def parse(cls, value: object, argument: str) -> Self:
-        """The member that `value` names; the error names the argument and the nearest valid name."""
+        """The member with this value; the error names the argument and the nearest valid name."""
         if isinstance(value, str):
             try:
                 return cls(value)
@@ -49,12 +49,12 @@ class Option(StrEnum):
 
 
 class Verdict(Option):
-    """What a fit found out about its own data.
+    """What a fit reports about its data.
 
     Attributes
     ----------
     meaning : str
-        One line on what the verdict says.
+        What the verdict says, in one line.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class Verdict(Option):
     )
     TARGET_BELOW_RANGE = (
         "target_below_range",
-        "already the clean new exemplars give a temperature at or above the target; magnitude 0 is used"
+        "the unperturbed new exemplars already have a temperature at or above the target; magnitude 0 is used"
         " (is the validation set held out of training?)",
     )
     TARGET_JUMPED = (
@@ -108,7 +108,8 @@ class Verdict(Option):
     )
     BRACKET_WIDENED = (
         "bracket_widened",
-        "the target lies beyond magnitude 1 and the inputs' own scale is larger, so the search went on up to it",
+        "the target lies beyond magnitude 1 and the inputs have a larger scale,"
+        " so the search was extended to that scale",
     )
     OLD_ROWS_IN_VALID = "old_rows_in_valid", "validation rows of old classes were found and not used"
     CLASSES_NOT_IN_VALID = "classes_not_in_valid", "some new class has no validation row"
@@ -122,22 +123,22 @@ class Verdict(Option):
     )
     SINGLE_EXEMPLAR = (
         "single_exemplar",
-        "some class has one exemplar only, so its feature mean rests on one image",
+        "some class has only one exemplar, so its feature mean is that of a single image",
     )
     HALF_PRECISION_IMAGES = (
         "half_precision_images",
-        "the images came in half precision; they were widened to float32 before perturbing",
+        "the images were in half precision; they were converted to float32 before perturbing",
     )
     NOT_REACHABLE = (
         "not_reachable",
-        "no noise brings the accuracy down to some level: the method has no answer here (n/a)",
+        "no noise lowers the accuracy to some level: the method has no result here (n/a)",
     )
     IMBALANCE_BELOW_ONE = (
         "imbalance_below_one",
         "old classes had more training images than new ones: is imbalance the wrong way round?",
     )
     NOT_IDENTIFIED = "not_identified", "the data identify no temperature; the model is left as it is"
-    REMEMBERED = "remembered", "this task's data identify no temperature; what earlier tasks left is used"
+    REMEMBERED = "remembered", "this task's data identify no temperature; the state of earlier tasks is used"
     OUT_OF_DEPTH = (
         "out_of_depth",
         "the pieces of evidence contradict each other by more than their errors: do not trust these confidences without"

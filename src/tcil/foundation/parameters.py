@@ -1,4 +1,4 @@
-"""Options of an estimator by name, as in scikit-learn: what calibrators and decision rules share."""
+"""Options of an estimator by name, as in scikit-learn; shared by calibrators and decision rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tcil.foundation.errors import unknown_name
 
 
 class Parameterised:
-    """A dataclass whose fields are options: `get_params`, `set_params`, `clone`, and a `repr` of what was changed."""
+    """A dataclass whose fields are options: `get_params`, `set_params`, `clone`, and a `repr` of changed options."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -23,17 +23,17 @@ class Parameterised:
         Parameters
         ----------
         deep : bool
-            For scikit-learn's sake; no option has options of its own.
+            Ignored; accepted for compatibility with scikit-learn.
 
         Returns
         -------
         dict
-            Every option and its value.
+            Value of each option, by name.
         """
         return {field.name: getattr(self, field.name) for field in _fields(self) if field.init}
 
     def set_params(self, **options: Any) -> Self:
-        """Change options by name; they hold from the next `fit` on. If one is refused, none is changed.
+        """Change options by name. They take effect at the next `fit`; if one is invalid, none is changed.
 
         Parameters
         ----------
@@ -45,17 +45,17 @@ class Parameterised:
         Self
             This estimator.
         """
-        known = self.get_params()
+        current = self.get_params()
         for name in options:
-            if name not in known:
-                raise unknown_name(f"option of {type(self).__name__}", name, known)
-        checked = type(self)(**{**known, **options})
-        for name in known:
+            if name not in current:
+                raise unknown_name(f"option of {type(self).__name__}", name, current)
+        checked = type(self)(**{**current, **options})
+        for name in current:
             setattr(self, name, getattr(checked, name))
         return self
 
     def clone(self) -> Self:
-        """An estimator with the same options that is not fitted; `sklearn.base.clone` gives the same.
+        """A new, unfitted estimator with the same options; `sklearn.base.clone` returns the same.
 
         Returns
         -------
@@ -71,7 +71,7 @@ class Parameterised:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _check_options(self) -> None:
-        """Check options that were assigned since, as the constructor does; `fit` begins with it."""
+        """Check the options as the constructor does, since they may have been reassigned; `fit` calls it first."""
         checked = copy.copy(self)
         checked.__post_init__()  # type: ignore[attr-defined]  # every estimator has one
         for field in _fields(self):

@@ -1,4 +1,4 @@
-"""The random state of the process and of the user's loaders, which calibration must leave as it was."""
+"""The random state of the process and of the user's loaders, which calibration must leave unchanged."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 
 @contextmanager
 def preserved(*loaders: object) -> Iterator[None]:
-    """Restore, at the end and after an error too, every global random state and the generators of these loaders.
+    """Restore every global random state and the generators of these loaders on exit, also after an error.
 
-    Global are those of torch (CPU, CUDA and MPS), numpy's legacy functions and `random`. Making an iterator of a
-    DataLoader draws from one of them; datasets, models and the user's own functions may. Draws that other threads make
-    in the meantime are undone with the rest.
+    The global states are those of torch (CPU, CUDA and MPS), numpy's legacy functions and `random`. Creating an
+    iterator of a DataLoader draws from one of them; datasets, models and user functions may too. Draws that other
+    threads make in the meantime are also undone.
 
     >>> import torch
     >>> from tcil.foundation.random_state import preserved
@@ -38,19 +38,19 @@ def preserved(*loaders: object) -> Iterator[None]:
         for generator in _generators(loaders):
             stack.callback(partial(generator.set_state, generator.get_state()))
         for loader in loaders:
-            # Persistent workers are seeded by their first pass: if that was ours, the user's own would draw no seed.
+            # Persistent workers are seeded in the first pass. If that is ours, the user's first pass draws no seed.
             if isinstance(loader, DataLoader) and loader.persistent_workers and loader._iterator is None:
                 stack.callback(partial(setattr, loader, "_iterator", None))
         yield
 
 
 def _restore_cuda() -> Callable[[], None]:
-    """Put the CUDA generators back; CUDA itself is not initialised by asking."""
+    """A function that restores the CUDA generators; does not initialise CUDA."""
     if torch.cuda.is_initialized():
         return partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
 
     def rewind() -> None:
-        if torch.cuda.is_initialized():  # in the meantime: each generator began at its seed
+        if torch.cuda.is_initialized():  # it was initialised inside the block: each generator started at its seed
             for generator in torch.cuda.default_generators:
                 generator.manual_seed(generator.initial_seed())
 
@@ -59,11 +59,11 @@ def _restore_cuda() -> Callable[[], None]:
 
 def _generators(loaders: tuple[object, ...]) -> list[torch.Generator]:
     """The generators that DataLoaders and their samplers were given."""
-    found = list[torch.Generator]()
+    generators = list[torch.Generator]()
     for loader in loaders:
         batches = getattr(loader, "batch_sampler", None)
         for holder in (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
             generator = getattr(holder, "generator", None)
-            if isinstance(generator, torch.Generator) and not any(generator is known for known in found):
-                found.append(generator)
-    return found
+            if isinstance(generator, torch.Generator) and not any(generator is other for other in generators):
+                generators.append(generator)
+    return generators

@@ -1,9 +1,9 @@
-"""Several processes that share one job, by torch.distributed; alone, everything here does nothing.
+"""Share work among processes with torch.distributed; in a single process, nothing here has an effect.
 
-Nothing is shared by surprise: in an initialised process group each rank works alone, as ever, until it asks to share by
-`with tcil.distributed.sharded():`. Every rank then holds the same data and the same model, computes every so-many-th
-batch, and gets all rows in their order: batches are never cut, so that the numbers are those of one process. Only
-tensors travel.
+Sharing is opt-in: in an initialised process group, each rank works alone until it enters
+`with tcil.distributed.sharded():`. Every rank then holds the same data and the same model, computes every size-th
+batch (`size` ranks), and receives all rows in order. Batches are never split, so the numbers are those of one process.
+Only tensors are exchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tcil.foundation.errors import invalid
 
-if TYPE_CHECKING:  # one process that reads run folders needs no torch
+if TYPE_CHECKING:  # reading run folders in a single process does not need torch
     from torch import Tensor
 
 _Batch = TypeVar("_Batch")
@@ -24,10 +24,10 @@ _Batch = TypeVar("_Batch")
 
 @dataclass(frozen=True)
 class Dealt(Generic[_Batch]):
-    """A batch of a pass that the ranks share, as one of them sees it.
+    """A batch of a shared pass, as seen by one rank.
 
-    `here`: computed by this rank, since it is its own, or the first, which shows every rank what answers look like.
-    `own`: counted by this rank in what is summed over all of them.
+    `here`: this rank computes the batch, because it is its own or the first one, from which every rank learns the
+    shape of the outputs. `own`: this rank counts the batch in sums over all ranks.
     """
 
     batch: _Batch
@@ -37,7 +37,7 @@ class Dealt(Generic[_Batch]):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that share the job.
+    """This process among those that share the work.
 
     >>> Ranks().owns(3), Ranks().part(10), Ranks(rank=1, size=3).part(10)
     (True, slice(0, 10, None), slice(4, 7, None))
@@ -49,30 +49,30 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes and speaks for all."""
+        """Whether this is the rank that writes files and prints."""
         return self.rank == 0
 
     def owns(self, batch: int) -> bool:
-        """Whether the batch of this number is computed here."""
+        """Whether this rank computes the batch with this number."""
         return batch % self.size == self.rank
 
     def deal(self, batches: Iterable[_Batch], done: int = 0) -> Iterator[Dealt[_Batch]]:
-        """All batches of a pass in their order, `done` of which came before these, and which of them are this rank's.
+        """All batches of a pass in order, marked as this rank's or not; `done` batches of the pass came before.
 
-        What this rank computes of those that are `here` goes into `gathered`.
+        Pass the outputs for the batches that are `here` to `gathered`.
         """
         for number, batch in enumerate(batches, start=done):
             own = self.owns(number)
             yield Dealt(batch, own or number == 0, own)
 
     def part(self, n_rows: int) -> slice:
-        """This rank's rows of a batch that all ranks train on together; the first ranks take one more each."""
+        """This rank's rows of a batch that all ranks train on; the first ranks take a remaining row each."""
         small, more = divmod(n_rows, self.size)
         start = self.rank * small + min(self.rank, more)
         return slice(start, start + small + (self.rank < more))
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, the same to the bit on each."""
+        """The sum over all ranks, bitwise identical on each."""
         if self.size == 1:
             return values
         from torch import distributed as dist
@@ -82,9 +82,9 @@ class Ranks:
         return wire.to(values.device)
 
     def gathered(self, own: list[Tensor], lengths: Sequence[int]) -> Tensor:
-        """The rows of all batches in their order, given those of this rank's (used up) and the length of every batch.
+        """The rows of all batches in order, from this rank's outputs (consumed) and the length of every batch.
 
-        Every rank must know what a batch looks like: the first one is computed everywhere, and not counted twice.
+        Every rank needs the shape of the outputs, so the first batch is computed on each, but counted once.
         """
         joined = _joined(own)
         if self.size == 1:
@@ -105,7 +105,7 @@ class Ranks:
         return torch.cat([next(streams[number % self.size]) for number in range(len(lengths))])
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks get here."""
         if self.size > 1:
             import torch
 
@@ -113,20 +113,20 @@ class Ranks:
 
     @contextmanager
     def first_alone(self) -> Iterator[bool]:
-        """Tells the first rank to do something while the others wait, before it begins and until it is done."""
+        """Context that yields True on the first rank; the others wait until it starts and until it is done."""
         self.wait()
         yield self.first
         self.wait()
 
     def _wire(self, values: Tensor) -> Tensor:
-        """The tensor where the backend can send it from: NCCL sends from the GPU."""
+        """The tensor on a device from which the backend can send: NCCL sends from the GPU."""
         from torch import distributed as dist
 
         return values.cuda() if dist.get_backend(self.group) == "nccl" else values.cpu()
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """The parts in one tensor; each is let go once it is copied, so that they do not take twice the memory."""
+    """Concatenate the parts; each is freed once it is copied, to limit memory use."""
     whole, done = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:]), 0
     while parts:
         part = parts.pop(0)
@@ -139,21 +139,21 @@ _current: ContextVar[Ranks | None] = ContextVar("tcil_ranks", default=None)
 
 
 def current() -> Ranks:
-    """The ranks that share what is computed now; this process alone outside of `sharded`."""
+    """The ranks that share the current work; only this process outside of `sharded`."""
     return _current.get() or Ranks()
 
 
 @contextmanager
 def sharded(group: Any = None) -> Iterator[None]:
-    """Inside, fits and passes over data are shared among the ranks of an initialised process group (default: all).
+    """Context manager that shares fits and passes over data among the ranks of an initialised process group.
 
-    Every rank makes the same calls with the same model and the same data, each runs its part of the batches, and all
-    get the same result, which is that of one process. Without torch.distributed nothing is shared.
+    Every rank must make the same calls with the same model and the same data. Each rank runs its part of the batches,
+    and all get the same result as a single process would. If torch.distributed is not initialised, nothing is shared.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup, optional
-        The ranks that share the work; this rank must be one of them. Default: all.
+        The ranks that share the work, including this one. Default: all.
 
     Examples
     --------

@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-_LONGEST_LIST = 6  # numbers that are listed one by one
+_LONGEST_LIST = 6  # longer lists of numbers are shown by their length
 _LONGEST_REPR = 60
 
 
@@ -31,7 +31,7 @@ class Record:
     """
 
     def rows(self) -> list[tuple[str, str]]:
-        """What is shown: names and values, as text."""
+        """The names and values to show, as text."""
         shown = list[tuple[str, str]]()
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             name, value = field.name.replace("_", " "), getattr(self, field.name)
@@ -42,7 +42,7 @@ class Record:
         return shown
 
     def in_short(self) -> str:
-        """One line, for a record inside another: its first number and its verdict."""
+        """One line, for a record inside another: its first field and its verdict."""
         fields = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         wanted = [name for name in fields if name == fields[0] or name in ("verdict", "verdicts")]
         return ", ".join(f"{name.replace('_', ' ')} {as_text(getattr(self, name))}" for name in wanted)
@@ -62,7 +62,7 @@ class Record:
 
 
 class Table(Record):
-    """A record whose fields `columns` are arrays of one length: printed as a table, a line for each entry."""
+    """A record whose fields `columns` are arrays of the same length; prints as a table with one line per entry."""
 
     columns: ClassVar[tuple[str, ...]]
 
@@ -84,7 +84,7 @@ class Table(Record):
 
 
 def as_text(value: Any) -> str:
-    """A value in few words.
+    """A short text for a value.
 
     >>> as_text(None), as_text(False), as_text(0.123456), as_text((1.0, 2.0)), as_text(range(100))
     ('none', 'no', '0.1235', '1, 2', '100 entries')

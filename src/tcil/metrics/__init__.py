@@ -1,11 +1,11 @@
-"""How calibrated confidences are: pure functions of probabilities and labels.
+"""Metrics of calibration and accuracy: pure functions of probabilities and labels.
 
-Labels are columns of `probs` unless `classes` names the columns in label space. Every metric takes `sample_weight` and
-`groups`. With `groups` (one value per sample, for instance `predicted_groups(probs, new_classes)`), the result is still
-the pooled figure and carries the figure of each group in `by_group`: pooled calibration hides that one temperature
-leaves predicted-new classes over-confident and predicted-old classes under-confident. All figures are fractions, not
-percentages. Groups are numbers or text, not NaN. A class that has probability 0 throughout and no sample of its own (a
-masked one) takes no part.
+Labels are column indices of `probs`, unless `classes` gives the label of each column. Every metric accepts
+`sample_weight` and `groups`. With `groups` (one value per sample, for instance `predicted_groups(probs, new_classes)`),
+the result is still the value over all samples, and `by_group` holds the value of each group. Compare the groups: a
+single temperature can leave predicted-new classes over-confident and predicted-old classes under-confident, which the
+pooled value hides. All values are fractions, not percentages. Groups are numbers or strings, not NaN. A masked class
+(probability 0 in every row and no sample) is ignored.
 """
 
 from tcil.metrics.calibration_error import (

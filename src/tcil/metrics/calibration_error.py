@@ -15,7 +15,7 @@ MOST_BINS = MOST_DRAWS = 1 << 20
 
 
 def check_bins(n_bins: int) -> None:
-    """Refuse a number of bins that is none."""
+    """Raise if `n_bins` is not a valid number of bins."""
     whole_number(n_bins, "n_bins", 1, MOST_BINS)
 
 
@@ -25,7 +25,7 @@ def bin_of(confidence: Floats, n_bins: int) -> npt.NDArray[np.intp]:
 
 
 def binned_gap(confidence: Floats, hits: Floats, weight: Floats, n_bins: int) -> float:
-    """The gaps between confidence and accuracy of all bins, by their share of the weight."""
+    """The mean absolute gap between confidence and accuracy over bins, weighted by each bin's share of the weight."""
     gap = np.bincount(bin_of(confidence, n_bins), weights=weight * (confidence - hits), minlength=n_bins)
     return float(np.abs(gap).sum() / weight.sum())
 
@@ -46,22 +46,22 @@ def expected_calibration_error(
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     n_bins : int
         Number of bins.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     Score
-        The figure as a float; `by_group` has that of each group.
+        The value over all samples, as a float; `by_group` holds the value of each group.
 
     Examples
     --------
@@ -86,28 +86,28 @@ def adaptive_calibration_error(
 ) -> Score:
     """AECE: as ECE, with bins of N // B samples in order of confidence, the remainder in the last.
 
-    With weights, a bin holds that share of the total weight, and a sample on an edge is split. Of samples with the
-    same confidence those that are right come first, whatever the order of the rows.
+    With weights, a bin holds that share of the total weight, and a sample on an edge is split. Among samples with equal
+    confidence, correct ones come first, so the result does not depend on the order of the rows.
 
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     n_bins : int
         Number of bins.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     Score
-        The figure as a float; `by_group` has that of each group.
+        The value over all samples, as a float; `by_group` holds the value of each group.
 
     Examples
     --------
@@ -139,27 +139,27 @@ def classwise_calibration_error(
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
-    """The mean over classes (those that take part) of the binned calibration error of that class's probability.
+    """Classwise ECE: the binned calibration error of each class's probability, averaged over unmasked classes.
 
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     n_bins : int
         Number of bins.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     Score
-        The figure as a float; `by_group` has that of each group.
+        The value over all samples, as a float; `by_group` holds the value of each group.
 
     Examples
     --------
@@ -190,25 +190,25 @@ def confidence_gap(
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
-    """Mean confidence less accuracy: positive for an over-confident model, negative for an under-confident one.
+    """Mean confidence minus accuracy: positive for an over-confident model, negative for an under-confident one.
 
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     Score
-        The figure as a float; `by_group` has that of each group.
+        The value over all samples, as a float; `by_group` holds the value of each group.
 
     Examples
     --------

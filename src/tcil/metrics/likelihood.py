@@ -27,20 +27,20 @@ def accuracy(
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     Score
-        The figure as a float; `by_group` has that of each group.
+        The value over all samples, as a float; `by_group` holds the value of each group.
 
     Examples
     --------
@@ -64,20 +64,20 @@ def negative_log_likelihood(
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     Score
-        The figure as a float; `by_group` has that of each group.
+        The value over all samples, as a float; `by_group` holds the value of each group.
 
     Examples
     --------
@@ -106,20 +106,20 @@ def brier_score(
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     Score
-        The figure as a float; `by_group` has that of each group.
+        The value over all samples, as a float; `by_group` holds the value of each group.
 
     Examples
     --------
@@ -139,11 +139,11 @@ class BrierParts(Record):
     brier : float
         The Brier score, from 0 to 2.
     calibration : float
-        The part that a monotone recalibration of each class's probability repairs; not negative.
+        The part that the best monotone recalibration of each class's probability removes; not negative.
     refinement : float
-        The Brier score that is left then; not negative.
+        The Brier score after that recalibration; not negative.
     by_group : mapping
-        The parts of each group; empty where no groups were given.
+        The parts of each group; empty if no groups were given.
 
     Examples
     --------
@@ -171,25 +171,25 @@ def brier_parts(
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     BrierParts
-        The score and its parts; `by_group` has those of each group.
+        The score and its parts; `by_group` holds those of each group.
 
     Examples
     --------
     >>> from tcil import metrics
-    >>> parts = metrics.brier_parts([[0.9, 0.1]] * 10, [0] * 6 + [1] * 4)    # right six times in ten, at 0.9
+    >>> parts = metrics.brier_parts([[0.9, 0.1]] * 10, [0] * 6 + [1] * 4)    # confidence 0.9, accuracy 0.6
     >>> round(parts.brier, 4), round(parts.calibration, 4), round(parts.refinement, 4)
     (0.66, 0.18, 0.48)
     """

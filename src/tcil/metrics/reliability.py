@@ -1,4 +1,4 @@
-"""What a reliability diagram draws."""
+"""The data of a reliability diagram."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tcil.metrics.sample import Sample, by_group_of
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityBins(Table):
-    """What a reliability diagram shows: by bin of confidence, its weight, mean confidence and accuracy.
+    """The data of a reliability diagram: weight, mean confidence and accuracy of each confidence bin.
 
     Attributes
     ----------
     lower, upper : array (B,)
         The edges of each bin.
     count : array (B,)
-        Samples in it.
+        Number of samples in each bin.
     weight : array (B,)
-        Its share of the total weight.
+        Share of the total weight in each bin.
     confidence, accuracy : array (B,)
-        The means in it; NaN where it is empty.
+        Mean confidence and accuracy in each bin; NaN for an empty bin.
     by_group : mapping
-        The bins of each group; empty where no groups were given.
+        The bins of each group; empty if no groups were given.
 
     Examples
     --------
@@ -63,27 +63,27 @@ def reliability_bins(
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> ReliabilityBins:
-    """Confidence and accuracy by bin of confidence, as ECE bins them.
+    """Confidence and accuracy of each confidence bin, with the bins of ECE.
 
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     n_bins : int
         Number of bins.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     ReliabilityBins
-        Arrays with one entry per bin; `by_group` has those of each group.
+        Arrays with one entry per bin; `by_group` holds those of each group.
 
     Examples
     --------
@@ -95,13 +95,13 @@ def reliability_bins(
 
     def bins(s: Sample) -> ReliabilityBins:
         bin_index = bin_of(s.confidence, n_bins)
-        weight, confidence, right = (
+        weight, confidence, correct = (
             np.bincount(bin_index, weights=values * s.weight, minlength=n_bins)
             for values in (np.ones_like(s.confidence), s.confidence, s.correct)
         )
         edges = np.arange(n_bins + 1) / n_bins
         with np.errstate(invalid="ignore"):
-            means = confidence / weight, right / weight
+            means = confidence / weight, correct / weight
         count = np.bincount(bin_index, minlength=n_bins).astype(np.int64)
         return ReliabilityBins(edges[:-1], edges[1:], count, weight / s.weight.sum(), *means)
 

@@ -1,4 +1,4 @@
-"""What every metric shares: a checked set of probabilities and labels, its groups, and a score that carries both."""
+"""Shared by all metrics: validated probabilities, labels and groups, and the score that metrics return."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tcil.foundation.errors import invalid
 
 
 class Score(float):
-    """A float that also knows its figure in each group.
+    """A float that also holds the value of each group.
 
     Attributes
     ----------
     by_group : mapping
-        The figure of each group; empty where no groups were given.
+        The value of each group; empty if no groups were given.
 
     Examples
     --------
@@ -49,7 +49,7 @@ class Score(float):
     by_group: Mapping[Any, float]
 
     def __new__(cls, value: float, by_group: Mapping[Any, float] | None = None) -> Self:
-        """The pooled figure, and that of each group."""
+        """Create a score from the value over all samples and the value of each group."""
         score = super().__new__(cls, value)
         score.by_group = by_group or {}
         return score
@@ -62,7 +62,7 @@ Result = TypeVar("Result")
 
 
 class Sample:
-    """Probabilities, label columns and weights of one set, with what several metrics share."""
+    """Probabilities, label columns and weights of one set, and quantities that several metrics use."""
 
     def __init__(self, probs: Floats, labels: Ints, weight: Floats) -> None:
         self.probs, self.labels, self.weight = probs, labels, weight
@@ -72,16 +72,16 @@ class Sample:
     def checked(
         cls, probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None, classes: Iterable[Any] | None
     ) -> Self:
-        """What a user gave, checked; rows of weight 0 are left out."""
+        """A sample from validated user input, without the rows of weight 0."""
         rows = as_probabilities(probs)
         names = None if classes is None else as_classes(classes, "classes")
         if names is not None and len(names) != rows.shape[1]:
             raise invalid("classes", f"{len(names)} labels", f"{rows.shape[1]}, one for each column")
-        own = label_columns(as_labels(labels, length=len(rows)), names, "labels", rows.shape[1])
-        return cls(rows, own.numpy(), as_weights(sample_weight, len(rows)))._weighty()
+        columns = label_columns(as_labels(labels, length=len(rows)), names, "labels", rows.shape[1])
+        return cls(rows, columns.numpy(), as_weights(sample_weight, len(rows))).without_zero_weights()
 
-    def _weighty(self) -> Self:
-        """Without the rows of weight 0, which count for nothing; `kept` remembers which those were."""
+    def without_zero_weights(self) -> Self:
+        """Drop the rows of weight 0, in place; `kept` is a mask of the rows that remain."""
         self.kept = self.weight > 0
         if not self.kept.all():
             self.probs, self.labels = self.probs[self.kept], self.labels[self.kept]
@@ -89,7 +89,7 @@ class Sample:
         return self
 
     def take(self, rows: npt.NDArray[np.bool_]) -> Sample:
-        """Some of the rows."""
+        """The selected rows."""
         return Sample(self.probs[rows], self.labels[rows], self.weight[rows])
 
     @cached_property
@@ -100,7 +100,7 @@ class Sample:
 
     @cached_property
     def correct(self) -> Floats:
-        """1 where the prediction is right, else 0."""
+        """1 where the prediction is correct, else 0."""
         hits: Floats = (self.probs.argmax(axis=1) == self.labels).astype(np.float64)
         return hits
 
@@ -116,29 +116,30 @@ class Sample:
 
 
 def by_group_of(metric: Callable[[Sample], Result], sample: Sample, groups: ArrayLike | None) -> dict[Any, Result]:
-    """A metric of each group; nothing where there are no groups."""
+    """The metric of each group; empty without groups."""
     if groups is None:
         return {}
     keys = _as_groups(groups)
     if keys.shape != sample.kept.shape:
         raise invalid("groups", f"shape {keys.shape}", f"({len(sample.kept)},), one group for each sample")
     keys = keys[sample.kept]
-    if missing := int((keys != keys).sum()):  # NaN and NaT, which equal nothing
+    if missing := int((keys != keys).sum()):  # NaN and NaT are not equal to themselves
         raise invalid("groups", f"NaN for {missing} of {len(keys)} samples", "a group for each sample")
     try:
-        found = np.unique(keys)
+        distinct = np.unique(keys)
     except TypeError:
-        raise invalid("groups", "values that cannot be ordered", "numbers or text, not both") from None
-    return {key.item() if hasattr(key, "item") else key: metric(sample.take(keys == key)) for key in found}
+        raise invalid("groups", "values that cannot be ordered", "numbers or strings, not both") from None
+    return {key.item() if hasattr(key, "item") else key: metric(sample.take(keys == key)) for key in distinct}
 
 
 def _as_groups(groups: ArrayLike) -> npt.NDArray[Any]:
     if isinstance(groups, Tensor):
-        own = as_tensor(groups, "groups").cpu()
-        return (own.float() if own.dtype == torch.bfloat16 else own).numpy()
+        keys = as_tensor(groups, "groups").cpu()
+        return (keys.float() if keys.dtype == torch.bfloat16 else keys).numpy()
     refuse_hidden(groups, "groups")
     if isinstance(groups, (list, tuple)) and len({isinstance(group, str) for group in groups}) > 1:
-        raise invalid("groups", "text and other values", "numbers or text, not both")  # numpy would make all text
+        # numpy would convert all of them to strings.
+        raise invalid("groups", "strings and other values", "numbers or strings, not both")
     try:
         return np.asarray(groups)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -153,7 +154,7 @@ def score(
     groups: ArrayLike | None,
     classes: Iterable[Any] | None,
 ) -> Score:
-    """A metric of all samples, which carries that of each group."""
+    """The metric over all samples, with the metric of each group."""
     sample = Sample.checked(probs, labels, sample_weight, classes)
     return Score(metric(sample), by_group_of(metric, sample, groups))
 
@@ -161,16 +162,18 @@ def score(
 def predicted_groups(
     probs: ArrayLike, new_classes: Iterable[Any], *, classes: Iterable[Any] | None = None
 ) -> npt.NDArray[np.str_]:
-    """Whether each sample is predicted as an "old" or a "new" class: what a user sees, unlike the true group.
+    """Group each sample by whether an "old" or a "new" class is predicted for it.
+
+    Unlike the group of the true class, the predicted group is known at test time.
 
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities or logits, a row for each sample.
+        Probabilities or logits, one row per sample.
     new_classes : iterable of int
-        The labels of the newest task.
+        Labels of the newest task.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
 
     Returns
     -------
@@ -199,7 +202,7 @@ def predicted_groups(
 
 
 def check_share(value: Any, argument: str, expected: str, *, whole: bool) -> None:
-    """A number above 0 and below 1; where the `whole` is a share too, also 1."""
+    """Raise unless `value` is a number above 0 and below 1, or, with `whole`, equal to 1."""
     real = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
     if not real or not 0 < value <= 1 or (value == 1 and not whole):
         raise invalid(argument, repr(value), expected)

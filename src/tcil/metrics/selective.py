@@ -1,4 +1,4 @@
-"""Selective prediction: the risk of what is accepted, by how much is accepted."""
+"""Selective prediction: the error among accepted samples as a function of coverage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tcil.metrics.sample import Sample, Score, check_share, score
 
 
 def _risk_curve(s: Sample) -> tuple[Floats, Floats]:
-    """Weight and expected error in order of falling confidence; ties share their mean error, in any order."""
+    """Weight and error in order of decreasing confidence; samples of equal confidence share their mean error."""
     order = np.lexsort((s.weight, -s.confidence))
     _, tie = np.unique(-s.confidence[order], return_inverse=True)
     weight = s.weight[order]
@@ -29,25 +29,25 @@ def area_under_risk_coverage(
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
-    """AURC: the error among the most confident samples, averaged over how many are kept. Lower is better.
+    """AURC: the error among the most confident samples, averaged over all coverages. Lower is better.
 
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     Score
-        The figure as a float; `by_group` has that of each group.
+        The value over all samples, as a float; `by_group` holds the value of each group.
 
     Examples
     --------
@@ -79,22 +79,22 @@ def risk_at_coverage(
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     coverage : float
-        The share of samples that is kept, above 0 and at most 1.
+        Share of samples to keep, above 0 and at most 1.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     Score
-        The figure as a float; `by_group` has that of each group.
+        The value over all samples, as a float; `by_group` holds the value of each group.
 
     Examples
     --------

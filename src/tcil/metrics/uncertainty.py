@@ -1,4 +1,4 @@
-"""What chance does to ECE: the noise floor, and an estimate with its interval."""
+"""The sampling uncertainty of ECE: its noise floor, and an estimate with a confidence interval."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _resampled_gaps(
     n_draws: int,
     seed: int,
 ) -> Floats:
-    """ECE of `n_draws` redrawn sets; `draw` gives a chunk of row indices (None: the set itself) and gaps."""
-    # Not by scipy.stats.bootstrap: stored intervals depend on these draws, and rows carry bins and weights.
+    """ECE of `n_draws` resampled sets; `draw` returns a chunk of row indices (None: the set itself) and gaps."""
+    # Not scipy.stats.bootstrap: stored intervals depend on these draws, and rows carry bins and weights.
     rng = np.random.default_rng(seed)
     scores = []
     chunk = max(1, _DRAW_ELEMENTS // len(bin_index))
@@ -51,29 +51,30 @@ def noise_floor(
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> Score:
-    """The ECE that a perfectly calibrated model with these confidences would score on a set of this size.
+    """The ECE that a perfectly calibrated model with these confidences would have on a set of this size.
 
-    The mean over `n_draws` sets of labels drawn from the confidences themselves. An ECE near it is as good as zero.
+    It is the mean over `n_draws` sets of labels drawn from the confidences. An ECE near it cannot be distinguished from
+    zero.
 
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     n_bins : int
         Number of bins.
     n_draws : int
-        Sets of labels that are drawn.
+        Number of label sets to draw.
     seed : int
-        Draws the labels.
+        Seed for drawing the labels.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     Score
-        The figure as a float; `by_group` has that of each group.
+        The value over all samples, as a float; `by_group` holds the value of each group.
 
     Examples
     --------
@@ -86,7 +87,8 @@ def noise_floor(
     check_bins(n_bins)
     n_draws, seed = whole_number(n_draws, "n_draws", 1, MOST_DRAWS), whole_number(seed, "seed", 0)
     rows = as_probabilities(probs)
-    sample = Sample(rows, np.zeros(len(rows), dtype=np.int64), as_weights(sample_weight, len(rows)))._weighty()
+    sample = Sample(rows, np.zeros(len(rows), dtype=np.int64), as_weights(sample_weight, len(rows)))
+    sample = sample.without_zero_weights()
 
     def floor(s: Sample) -> float:
         return float(_noise_draws(s, n_bins, n_draws, seed).mean())
@@ -95,7 +97,7 @@ def noise_floor(
 
 
 def _noise_draws(s: Sample, n_bins: int, n_draws: int, seed: int) -> Floats:
-    """ECEs of sets of labels drawn from the confidences themselves."""
+    """ECEs of sets of labels drawn from the confidences."""
 
     def draw(rng: np.random.Generator, size: int) -> tuple[None, Floats]:
         return None, s.confidence - (rng.random((size, len(s.confidence))) < s.confidence)
@@ -105,7 +107,7 @@ def _noise_draws(s: Sample, n_bins: int, n_draws: int, seed: int) -> Floats:
 
 @dataclass(frozen=True)
 class CalibrationEstimate(Record):
-    """ECE with what chance does to it: noise floor, and a bootstrap interval for the true error.
+    """ECE with its noise floor and a bootstrap interval for the true calibration error.
 
     Attributes
     ----------
@@ -114,11 +116,11 @@ class CalibrationEstimate(Record):
     noise_floor : float
         The mean ECE of a perfectly calibrated model on such a set.
     noise_ceiling : float
-        The ECE that such a model stays below 95 times in 100.
+        The 95th percentile of the ECE of such a model.
     low, high : float
         The interval for the model's true error. Near 0 it is too narrow: use `above_noise` there.
     by_group : mapping
-        The estimates of each group; empty where no groups were given.
+        The estimate of each group; empty if no groups were given.
     above_noise : bool
         Whether `ece` is above `noise_ceiling`.
 
@@ -146,7 +148,7 @@ class CalibrationEstimate(Record):
 
     @property
     def above_noise(self) -> bool:
-        """Whether a perfectly calibrated model would score this badly less than 5 times in 100."""
+        """Whether a perfectly calibrated model would have an ECE this large in fewer than 5 % of sets."""
         return self.ece > self.noise_ceiling
 
 
@@ -164,42 +166,42 @@ def calibration_estimate(
 ) -> CalibrationEstimate:
     """ECE, its noise floor, and a bootstrap interval at `level`.
 
-    ECE is biased upward: chance alone makes it positive, and resampling adds the same amount once more. So the
-    interval is the reflected one, [2 ece - q_high, 2 ece - q_low] cut at 0, which takes that bias off; it estimates
-    the error of the model, and may lie below the ECE of this set.
+    ECE is biased upward: sampling noise alone makes it positive, and resampling adds the same bias again. The interval
+    is therefore the reflected one, [2 ece - q_high, 2 ece - q_low] clipped at 0, which removes that bias. It estimates
+    the error of the model and may lie below the ECE of this set.
 
     Parameters
     ----------
     probs : tensor or array (N, K)
-        Probabilities, a row for each sample.
+        Predicted probabilities, one row per sample.
     labels : tensor or array (N,)
-        The class of each sample.
+        True class of each sample.
     n_bins : int
         Number of bins.
     classes : iterable of int, optional
-        The label of each column. Default: 0 to K - 1.
+        Label of each column. Default: 0 to K - 1.
     level : float
-        Of the interval, between 0 and 1.
+        Confidence level of the interval, between 0 and 1.
     n_resamples : int
-        Bootstrap samples.
+        Number of bootstrap samples.
     seed : int
-        Draws the bootstrap samples and the labels of the noise floor.
+        Seed for the bootstrap samples and the labels of the noise floor.
     sample_weight : tensor or array (N,), optional
         Non-negative weights. Default: all samples count equally.
     groups : array (N,), optional
-        A number or text for each sample, such as that of `predicted_groups`.
+        Group of each sample (numbers or strings), for instance from `predicted_groups`.
 
     Returns
     -------
     CalibrationEstimate
-        ECE, noise floor and interval; `by_group` has those of each group.
+        ECE, noise floor and interval; `by_group` holds those of each group.
 
     Examples
     --------
     >>> import numpy as np
     >>> from tcil import metrics
     >>> probs = np.tile([0.9, 0.1], (1000, 1))
-    >>> estimate = metrics.calibration_estimate(probs, np.arange(1000) % 2)      # right half the time, at 0.9
+    >>> estimate = metrics.calibration_estimate(probs, np.arange(1000) % 2)      # confidence 0.9, accuracy 0.5
     >>> round(estimate.ece, 3), estimate.noise_floor < 0.01, estimate.low < 0.4 < estimate.high
     (0.4, True, True)
     """
