@@ -44,7 +44,7 @@ BEFORE_ANY_WORK = [
     ("empty memory", {"memory": (X[:0], Y[:0])}, r"memory inputs: got shape \(0, 6\); expected at least one example"),
     ("no memory", {"memory": None}, r"memory: got NoneType; expected a pair"),
     ("empty valid", {"valid": (XV[:0], YV[:0])}, r"valid inputs: got shape \(0, 6\); expected at least one example"),
-    ("missing valid", {"valid": None}, r"valid: got None.*FirstTaskTemperatureScaling still applies.*history="),
+    ("missing valid", {"valid": None}, r"valid: got None.*use FirstTaskTemperatureScaling.*history="),
     ("class without exemplar", {"memory": (X[Y != 1], Y[Y != 1])}, r"memory: got no exemplar of the classes \[1\]"),
     ("listed class without exemplar", {"classes": [0, 1, 2, 3, 9]}, r"memory: got no exemplar of the classes \[9\]"),
     ("new class without exemplar", {"memory": (X[Y != 3], Y[Y != 3])}, r"new_classes: got the labels \[3\] without an"),
@@ -55,7 +55,7 @@ BEFORE_ANY_WORK = [
     ("labels outside classes", {"classes": [0, 1, 2]}, r"new_classes: got the labels \[3\]; expected labels among"),
     ("NaN images", {"memory": (nan_in(X), Y)}, r"memory inputs: got NaN or infinity in 1 of 40 examples"),
     ("infinite images", {"valid": (nan_in(XV, float("inf")), YV)}, r"valid inputs: got NaN or infinity in 1 of 20"),
-    ("no new class", {"new_classes": []}, r"new_classes: got no class at all"),
+    ("no new class", {"new_classes": []}, r"new_classes: got no class labels"),
     ("new classes missing", {"new_classes": None}, r"new_classes: got None; expected the labels of the newest task"),
     ("unknown new class", {"new_classes": [2, 3, 77]}, r"new_classes: got the labels \[77\] without an exemplar"),
     ("new class as name", {"new_classes": ["cat"]}, r"new_classes: got the entry 'cat'; expected integer"),
@@ -68,7 +68,7 @@ BEFORE_ANY_WORK = [
     ("dict batches", {"memory": [{"a": X, "b": Y}]}, r"memory: got batches that are dicts with .*'a', 'b'.*unpack="),
     ("bare batches", {"memory": DataLoader(X, batch_size=9)}, r"memory: got batches of type Tensor.*unpack="),
     ("empty loader", {"memory": []}, r"memory: got no examples"),
-    ("bad unpack", {"memory": [(X, Y)], "unpack": lambda b: b[0]}, r"unpack: got a function returning Tensor"),
+    ("bad unpack", {"memory": [(X, Y)], "unpack": lambda b: b[0]}, r"unpack: got a function that returns Tensor"),
     ("NaN in a loader", {"memory": DataLoader(TensorDataset(nan_in(X), Y), batch_size=8)}, r"infinity in 1 of 8"),
     ("valid of old classes", {"valid": (XV, YV - 2)}, r"valid: got 20 rows, none of a new class"),
     ("unknown label in valid", {"valid": (XV, YV + 2)}, r"valid labels: got the label 4"),
@@ -317,7 +317,7 @@ class TestOptions:
 
 
 def test_perturb_ts_checks_its_validation_set():
-    with pytest.raises(ValueError, match=r"valid: got None.*FirstTaskTemperatureScaling still applies"):
+    with pytest.raises(ValueError, match=r"valid: got None.*use FirstTaskTemperatureScaling"):
         tcil.PerturbedTemperatureScaling().fit(Watched(), None)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'valid'"):
         tcil.PerturbedTemperatureScaling().fit(Watched())

@@ -240,5 +240,5 @@ class TestPartialFit:
         assert calibrator.result_ == kind().fit(LOGITS, other).result_
 
     def test_takes_no_history(self):
-        with pytest.raises(ValueError, match="history: got one given to partial_fit"):
+        with pytest.raises(ValueError, match="history: got an argument of partial_fit"):
             tcil.FirstTaskTemperatureScaling().partial_fit(LOGITS, LABELS, history=None)

@@ -183,7 +183,7 @@ class TestRefusedEstimates:
             scaling.estimate_prior(torch.randn(5, K), method="me")
         with pytest.raises(ValueError, match="labelled: got NoneType"):
             scaling.estimate_prior(torch.randn(5, K), method="bbse")
-        with pytest.raises(ValueError, match="no use for"):
+        with pytest.raises(ValueError, match="does not use"):
             scaling.estimate_prior(torch.randn(5, K), labelled=world(np.ones(K), 50))
 
     def test_labelled_data_without_a_class(self, scaling):
@@ -227,7 +227,7 @@ class TestFloat32:
     def test_a_temperature_beyond_float32_is_refused(self):
         logits, labels = world(np.ones(K), 100)
         tiny = tcil.TemperatureScaling().fit(1e-60 * logits, labels)
-        with pytest.raises(ValueError, match=r"temperature .* cannot be told"):
+        with pytest.raises(ValueError, match=r"cannot represent temperature"):
             tiny.wrap(nn.Linear(K, K), dtype=torch.float32)
 
 

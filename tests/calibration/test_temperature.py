@@ -413,7 +413,9 @@ def test_what_no_mask_explains_is_refused(name):
     wrong[7] = -math.inf
     with pytest.raises(ValueError, match=r"logits: got row 7 with every class masked"):
         fitted_by(name, wrong, labels)
-    with pytest.raises(ValueError, match=r"logits: got numbers from -1e\+308 to 1e\+308; expected a size of at most"):
+    with pytest.raises(
+        ValueError, match=r"logits: got numbers from -1e\+308 to 1e\+308; expected absolute values of at most"
+    ):
         fitted_by(name, [[1e308, -1e308], [-1e308, 1e308], [1e308, -1e308]], [0, 1, 1])
 
 

@@ -243,7 +243,7 @@ class TestDisk:
     def test_bad_paths(self, fitted, tmp_path):
         with pytest.raises(ValueError, match=r"expected a file name that ends in \.json"):
             fitted[1]["TCIL"].save(tmp_path / "c.pkl")
-        with pytest.raises(ValueError, match="a folder that exists"):
+        with pytest.raises(ValueError, match="an existing folder"):
             fitted[1]["TCIL"].save(tmp_path / "no" / "c.json")
         with pytest.raises(tcil.NotFittedError):
             tcil.TCIL().save(tmp_path / "c.json")

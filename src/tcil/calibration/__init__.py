@@ -1,10 +1,10 @@
 """Calibration: tensors in, tensors out.
 
-Nothing here knows of datasets, learners, settings files or run folders. The reading order is
+This package does not depend on datasets, learners, settings files or run folders. Suggested reading order:
 
-    inputs/         what the user hands over: labelled images, a trained network (features: what its head reads)
+    inputs/         user input: labelled images and a trained network (features: the input of its head)
     temperature     TempOpt, the exact temperature of a set of logits
-    perturbation    where exemplars are pushed, and how far
+    perturbation    the direction and the magnitude of perturbations
     calibrators/    T-CIL and the baselines, built from the three above
-    storage         fitted calibrators on disk
+    storage         saving and loading fitted calibrators
 """

@@ -1,4 +1,4 @@
-"""The memory as one clean pass shows it: class means of the features, the new exemplars, the scale of the inputs."""
+"""The memory after one clean pass: class means of the features, the new exemplars, the scale of the inputs."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ BATCH_SIZE = 64
 class Exemplars:
     """Exemplars of all classes after one pass through the network, which is still borrowed.
 
-    Columns are numbers of classes, in the order of `classes`. Only the new exemplars' images are kept; those of old
-    classes are read again where they are needed, so that a loader is never held as a whole.
+    Columns are indices into `classes`. Only the images of new exemplars are kept. Those of old classes are read again
+    when they are needed, so that a loader is never held in memory as a whole.
 
     Attributes
     ----------
     classifier : Classifier
-        The borrowed network, batch norms folded.
+        The borrowed network, with folded batch norms.
     stream : ExampleStream
         The memory itself.
     classes : tuple of int
         The label of each column.
     head_columns : tuple of int or None
-        Which logits of the head are theirs; None where they are the first ones.
+        The logit columns of the classes; None if they are the first ones.
     is_new : Tensor
         Which columns are new, (K,).
     columns : Tensor
         The class of each exemplar, (N,), in the order of the memory.
     means, counts : Tensor
-        Means of the features of each class, (K, D), and of how many exemplars, (K,).
+        Feature mean of each class, (K, D), and its number of exemplars, (K,).
     new_inputs, new_logits : Tensor
-        The new exemplars, and their logits, in the order of the memory.
+        The new exemplars and their logits, in the order of the memory.
     accuracy : float
-        The share of exemplars that are classified right.
+        The share of exemplars that are classified correctly.
     spread : float
         The standard deviation of all inputs.
     new_scale, old_scale : InputScale
-        What values the inputs of new and of old classes have.
+        The range of the inputs of new and of old classes.
     """
 
     classifier: Classifier
@@ -86,21 +86,21 @@ class Exemplars:
 
     @property
     def at_chance(self) -> bool:
-        """Whether the exemplars, on which the network was trained, are classified no better than by chance."""
+        """Whether the accuracy on the exemplars, which are training data, is no better than chance."""
         chance = 1 / len(self.classes)
         return bool(self.accuracy <= chance + 2 * (chance * (1 - chance) / len(self)) ** 0.5)
 
     def pick(self, logits: Tensor) -> Tensor:
-        """The logits of the classes seen, out of a head that may be wider."""
+        """The logits of the classes seen; the head may have more columns."""
         return pick_columns(logits, len(self.classes), self.head_columns)
 
     def new_batches(self) -> Iterator[Batch]:
-        """The new exemplars and their columns, as many at once as a pass takes."""
+        """The new exemplars and their columns, in batches."""
         size = self.stream.batch_size
         return zip(self.new_inputs.split(size), self.new_columns.split(size), strict=True)
 
     def old_batches(self) -> Iterator[Batch]:
-        """The exemplars of old classes and their columns, read from the memory once more."""
+        """The exemplars of old classes and their columns, in batches, read from the memory again."""
         for inputs, labels in self.stream if not bool(self.is_new.all()) else ():
             columns = label_columns(labels, self.classes, "memory labels", len(self.classes), self.stream.doubt)
             old = ~self.is_new[columns]
@@ -108,7 +108,7 @@ class Exemplars:
                 yield inputs[old.to(inputs.device)], columns[old]
 
     def differ_in_scale(self, valid: InputScale) -> tuple[bool, str]:
-        """Whether memory and validation inputs are on different scales, and the values that tell."""
+        """Whether memory and validation inputs are on different scales, and a description of both."""
         new = self.new_scale.differs_from(valid, same_classes=True)
         old = self.old_scale.differs_from(valid, same_classes=False)
         memory = f"old classes in memory: {self.old_scale}" if old and not new else f"memory: {self.new_scale}"
@@ -129,7 +129,7 @@ def open_exemplars(
     batch_size: int = BATCH_SIZE,
     device: str | torch.device | None = None,
 ) -> Iterator[Exemplars]:
-    """Inside, the exemplars of a memory as T-CIL sees them; at the end the model is as it was.
+    """Context with the exemplars of a memory as T-CIL uses them; the model is restored on exit.
 
     The arguments are those of `TCIL` and `TCIL.fit`.
 
@@ -168,7 +168,7 @@ def read_exemplars(
 
 
 class _CleanPass:
-    """What is gathered from the batches of the memory."""
+    """Collects what `Exemplars` needs from the batches of the memory."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class _CleanPass:
         self._means, self._hits, self._width = ClassMeans(), 0, 0
 
     def look(self, inputs: Tensor, labels: Tensor) -> None:
-        """Keep the new exemplars of a batch, and what values its inputs have."""
+        """Record the new exemplars of a batch and the range of its inputs."""
         new = self._is_new(labels).to(inputs.device)
         self._new_inputs.append(self._stream.keep(inputs[new]))
         _check_shape(inputs, self._new_inputs[0])
@@ -195,9 +195,9 @@ class _CleanPass:
         self._moments.add(inputs)
 
     def run(self, inputs: Tensor, labels: Tensor, *, counted: bool) -> None:
-        """Logits and features of a batch; other ranks do not count what is `counted` here."""
+        """Compute logits and features of a batch; `counted` on one rank only."""
         logits, features = self._classifier.logits_and_features(self._classifier.place(inputs))
-        if not self._columns:  # the first batch, by which the head was found
+        if not self._columns:  # the first batch, on which the head was found
             self._classifier.fold(inputs[:2])
         columns = self._columns_of(labels, logits.shape[1])
         if self._names is not None:
@@ -210,11 +210,11 @@ class _CleanPass:
             self._hits += int((logits.argmax(dim=1).cpu() == columns).sum())
 
     def number(self, labels: Tensor) -> None:
-        """Keep the classes of a batch, once the head's width is known."""
+        """Record the classes of a batch, once the head's width is known."""
         self._columns.append(self._columns_of(labels, self._classifier.width or 0))
 
     def exemplars(self) -> Exemplars:
-        """All of it, of all ranks."""
+        """The exemplars, combined over all ranks."""
         columns, means = torch.cat(self._columns), self._means
         means.share(self.ranks, int(columns.max()) + 1, self._width)
         present = means.counts.nonzero().squeeze(1)
@@ -247,7 +247,7 @@ class _CleanPass:
 
 
 class _Moments:
-    """Mean and spread of numbers that come a batch at a time."""
+    """Mean and standard deviation of numbers that are added in batches."""
 
     def __init__(self) -> None:
         self._count, self._total, self._squares = 0, 0.0, 0.0
@@ -264,7 +264,7 @@ class _Moments:
 
 
 def _check_shape(inputs: Tensor, first: Tensor) -> None:
-    """Exemplars of several shapes cannot be kept side by side."""
+    """Raise if exemplars have different shapes, since they are kept in one tensor."""
     if inputs.shape[1:] != first.shape[1:]:
         shapes = f"examples of the shapes {tuple(first.shape[1:])} and {tuple(inputs.shape[1:])}"
         raise invalid("memory inputs", shapes, "one shape for all", "Use a transform that gives all the same size.")
@@ -280,17 +280,17 @@ def as_new_classes(value: Any) -> tuple[int, ...]:
 def check_coverage(
     present: Tensor, names: tuple[int, ...] | None, new: tuple[int, ...], doubt: str = ""
 ) -> tuple[int, ...]:
-    """Every class needs an exemplar, else it has no feature mean; returns the label of each column.
+    """The label of each column; raises if a class has no exemplar, since it then has no feature mean.
 
-    `doubt` is what an error adds where labels may be something else.
+    `doubt` is added to errors if the labels may have been taken from the wrong part of a batch.
     """
-    found = set(present.tolist())
-    wanted: Sequence[int] = range(max([*found, *new]) + 1) if names is None else names
-    unknown = sorted((set(new) | found) - set(names)) if names is not None else []
+    available = set(present.tolist())
+    wanted: Sequence[int] = range(max([*available, *new]) + 1) if names is None else names
+    unknown = sorted((set(new) | available) - set(names)) if names is not None else []
     if unknown:
         where = "new_classes" if set(unknown) & set(new) else "memory labels"
         raise invalid(where, f"the labels {unknown[:8]}", f"labels among the {len(wanted)} in classes=", doubt)
-    absent = sorted(set(new) - found)
+    absent = sorted(set(new) - available)
     if absent:
         raise invalid(
             "new_classes",
@@ -298,11 +298,11 @@ def check_coverage(
             "exemplars of every class",
             f"Update the memory with the new task before calibrating. {doubt}",
         )
-    missing = list(itertools.islice((label for label in wanted if label not in found), 8))
+    missing = list(itertools.islice((label for label in wanted if label not in available), 8))
     if missing:
         how = (
-            "Without classes=, the logit columns are the labels 0 to the largest seen; name them if they are not. Where"
-            " a fixed head has a column for every label, pass the labels seen so far as columns=."
+            "Without classes=, the logit columns are the labels 0 to the largest one; otherwise pass classes=. If a"
+            " fixed head has a column for every label, pass the labels seen so far as columns=."
             if names is None
             else "Leave it out of classes= if the model has not learned it."
         )

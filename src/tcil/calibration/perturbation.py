@@ -1,4 +1,4 @@
-"""Adversarial perturbation of exemplars: toward which class (direction policy) and how far (magnitude search)."""
+"""Adversarial perturbation of exemplars: its direction (direction policy) and its magnitude (magnitude search)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tcil.foundation.options import Option, Verdict
 from tcil.foundation.ranks import Ranks
 from tcil.foundation.records import Record
 
-# Distances to class means are held for this many pairs of a row and a class at a time.
+# Distances to class means are computed for this many pairs of a row and a class at a time.
 _CHUNK_ELEMENTS = 1 << 21
 
 
 class DirectionPolicy(Option):
-    """Toward which class an exemplar is pushed.
+    """The class toward which an exemplar is perturbed.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class DirectionPolicy(Option):
 
 
 class SearchMethod(Option):
-    """How the magnitude is looked for.
+    """How the magnitude is searched.
 
     Examples
     --------
@@ -57,14 +57,14 @@ class SearchMethod(Option):
 
 
 class ClassMeans:
-    """Feature means by class, summed up a batch at a time; grows as new labels turn up."""
+    """Feature means by class, accumulated over batches; grows when new labels occur."""
 
     def __init__(self) -> None:
         self._sums = torch.zeros(0, 0, dtype=torch.float64)
         self.counts = torch.zeros(0, dtype=torch.long)
 
     def add(self, features: Tensor, columns: Tensor) -> None:
-        """Count a batch of features (B, D) into the classes `columns` (B,)."""
+        """Add a batch of features (B, D) of the classes `columns` (B,)."""
         missing = int(columns.max()) + 1 - len(self.counts)
         if missing > 0:
             empty = torch.zeros(missing, features.shape[1], dtype=torch.float64)
@@ -74,7 +74,7 @@ class ClassMeans:
         self.counts.index_add_(0, columns, torch.ones_like(columns))
 
     def share(self, together: Ranks, n_classes: int, width: int) -> None:
-        """Add what the other ranks counted: classes up to `n_classes`, features `width` wide."""
+        """Add the sums of the other ranks, for `n_classes` classes and `width` features."""
         sums, counts = torch.zeros(n_classes, width, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.long)
         if len(self.counts):
             sums[: len(self.counts)], counts[: len(self.counts)] = self._sums, self.counts
@@ -86,7 +86,7 @@ class ClassMeans:
 
 
 class TargetChooser:
-    """Picks the class each exemplar is pushed toward."""
+    """Chooses the class toward which each exemplar is perturbed."""
 
     def __init__(self, policy: DirectionPolicy, means: Tensor, is_new: Tensor, seed: int) -> None:
         self._policy, self._means, self._is_new = policy, means, is_new
@@ -96,7 +96,7 @@ class TargetChooser:
     def __call__(self, features: Tensor, columns: Tensor, masked: Tensor | None = None) -> Tensor:
         """Target columns (B,) for features (B, D) of exemplars of the classes `columns` (B,).
 
-        Never one that is `masked` (B, K); an exemplar whose row has no other class keeps its own, which moves nothing.
+        A class that is `masked` (B, K) is never chosen. If a row has no other class, the target is its own class.
         """
         n_classes = len(self._means)
         barred = None
@@ -118,7 +118,7 @@ class TargetChooser:
 
     def _by_distance(self, features: Tensor, columns: Tensor, barred: Tensor | None, start: int) -> Tensor:
         rows = features.detach().cpu().double()
-        # Squared distance less the row's own |f|^2, which does not change which mean is nearest or farthest.
+        # Squared distance minus the row's |f|^2, which does not affect which mean is nearest or farthest.
         distance = self._square_norms - 2.0 * rows @ self._means.T
         never: Any = (torch.arange(len(rows)), columns) if barred is None else barred[start : start + len(rows)]
         distance[never] = math.inf
@@ -132,16 +132,16 @@ class TargetChooser:
         return torch.where(self._is_new[columns], farthest, nearest)
 
     def skip(self, columns: Tensor) -> None:
-        """Draw what exemplars that another rank perturbs would have drawn here."""
+        """Advance the generator by the draws for exemplars that another rank perturbs."""
         if self._policy is DirectionPolicy.RANDOM:
             self._draw(columns)
 
     def mark(self) -> Tensor:
-        """Where the random policy is in its draws, for `back_to`."""
+        """The state of the random policy's generator, for `back_to`."""
         return self._generator.get_state()
 
     def back_to(self, mark: Tensor) -> None:
-        """Go on with the draws from there: exemplars that are directed again keep their targets."""
+        """Restore the generator, so that exemplars that are read again get the same targets."""
         self._generator.set_state(mark)
 
     def _draw(self, columns: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class TargetChooser:
 
 
 def _places_after(columns: Tensor, draws: Tensor, barred: Tensor) -> Tensor:
-    """The class that is `draws` places after each one, going round and counting only those that are not barred."""
+    """The class `draws` positions after each one, cyclically, counting only classes that are not barred."""
     n_classes = barred.shape[1]
     going_round = (columns[:, None] + torch.arange(1, n_classes + 1)) % n_classes
     free = ~barred.gather(1, going_round)
@@ -165,9 +165,9 @@ class SearchStep(Record):
     Attributes
     ----------
     magnitude : float
-        How far the new exemplars were pushed.
+        The magnitude of the perturbation of the new exemplars.
     temperature : float
-        Their temperature there: 0 where all are still correct, infinity where they are anti-informative.
+        Their temperature: 0 if all are still correct, infinity if they are anti-informative.
 
     Examples
     --------
@@ -182,7 +182,7 @@ class SearchStep(Record):
 
 @dataclass(frozen=True)
 class MagnitudeSearch:
-    """The outcome of MagSearch: the magnitude, the bracket it was searched in, and every step taken."""
+    """The outcome of MagSearch: the magnitude, the bracket that was searched, and every step."""
 
     magnitude: float
     reachable: bool
@@ -191,8 +191,8 @@ class MagnitudeSearch:
     verdicts: tuple[Verdict, ...]
 
 
-_START = 1 / 32  # of the bracket: adversarial magnitudes are a few hundredths of the inputs' scale
-_GROWTH = 0.5  # of log T with log magnitude, until two temperatures tell
+_START = 1 / 32  # of the bracket: typical magnitudes are a few hundredths of the inputs' scale
+_GROWTH = 0.5  # slope of log T over log magnitude, until two temperatures are known
 
 
 def search_magnitude(
@@ -207,14 +207,15 @@ def search_magnitude(
 ) -> MagnitudeSearch:
     """MagSearch (Algorithm 2): the magnitude in [0, 1] at which the temperature meets the target.
 
-    `clean` is the temperature at magnitude 0, known from the feature pass. The paper's bracket is in units of
-    normalised inputs. Where inputs are larger (`input_scale`, their standard deviation) and the target is beyond
-    magnitude 1, the search goes on from 1 to that scale, to the same relative tolerance: as many passes once more.
+    `clean` is the temperature at magnitude 0, from the feature pass. The paper's bracket is in units of normalised
+    inputs. If inputs are larger (`input_scale`, their standard deviation) and the target lies beyond magnitude 1, the
+    search continues from 1 to that scale with the same relative tolerance, which takes as many passes again.
 
-    Interpolation tries only magnitudes that the bisection could try, and ends between two neighbours of them: in the
-    bisection's own bracket wherever the temperature grows with the magnitude. Middles that the bisection would have
-    tried far from there are looked at with `glance`, the temperature of a few samples; if one lies on the other side of
-    the target and proves to be there, the temperature does not grow, and the bisection decides.
+    Interpolation tries only magnitudes that the bisection could try, and ends between two neighbours of them. If the
+    temperature grows with the magnitude, this is the bracket in which the bisection ends. To check this, midpoints that
+    the bisection would have tried far from there are tested with `glance`, the temperature of a few samples. If one
+    lies on the unexpected side of the target, also with all samples, the temperature does not grow, and the result of
+    the bisection is used.
     """
     search = _Search(temperature_at, clean, target, glance)
     shrink = search.bisect if method is SearchMethod.BISECTION else search.interpolate
@@ -234,11 +235,11 @@ def search_magnitude(
     return search.outcome(middle, top, *widened, *jumped, *coarse, reachable=not jumped)
 
 
-_Bracket: TypeAlias = tuple[SearchStep, SearchStep]  # its top's temperature is nan until it is tried
+_Bracket: TypeAlias = tuple[SearchStep, SearchStep]  # the upper temperature is NaN until it is evaluated
 
 
 class _Search:
-    """The steps of one search: every magnitude is tried once."""
+    """The steps of one search; every magnitude is evaluated once."""
 
     def __init__(
         self,
@@ -252,11 +253,11 @@ class _Search:
         self._tried: dict[float, SearchStep] = {}
 
     def outcome(self, magnitude: float, high: float, *verdicts: Verdict, reachable: bool) -> MagnitudeSearch:
-        """What was found in [0, high]."""
+        """The outcome of the search in [0, high]."""
         return MagnitudeSearch(magnitude, reachable, (0.0, high), tuple(self.trace), verdicts)
 
     def bisect(self, low: SearchStep, top: float, width: float) -> _Bracket:
-        """Both ends of the last bracket; a top that is still the first one was never tried."""
+        """Both ends of the last bracket; if its upper end is `top`, that was never evaluated."""
         high = SearchStep(top, math.nan)
         while high.magnitude - low.magnitude > width:
             step = self._step_at((low.magnitude + high.magnitude) / 2)
@@ -264,7 +265,7 @@ class _Search:
         return low, high
 
     def interpolate(self, low: SearchStep, top: float, width: float) -> _Bracket:
-        """The same, by steps to the guessed root, wherever the temperature grows with the magnitude."""
+        """The same bracket by steps to an interpolated root, if the temperature grows with the magnitude."""
         halvings = math.ceil(math.log2(max(1.0, (top - low.magnitude) / width)))
         cells = 2**halvings
         cell = (top - low.magnitude) / cells
@@ -275,9 +276,9 @@ class _Search:
         return ends
 
     def _step_to_the_root(self, ends: _Bracket, cells: int, cell: float) -> tuple[int, _Bracket]:
-        """The cell of the bracket that the root is in, and its ends.
+        """The cell of the bracket that contains the root, and its ends.
 
-        Two steps that do not halve what is left are followed by one that does.
+        After two steps that do not halve the remaining interval, the next one does.
         """
         begin, top = ends[0].magnitude, ends[1].magnitude
         first, last, slow = 0, cells, 0
@@ -295,7 +296,7 @@ class _Search:
         return first, ends
 
     def _is_elsewhere(self, magnitude: float, ends: _Bracket, *, below: bool) -> bool:
-        """Whether a magnitude far `below` or above the root proves to lie on the other side of the target."""
+        """Whether a magnitude far `below` or above the root turns out to be on the other side of the target."""
         low, high = ends
         far = magnitude >= 2 * high.magnitude or magnitude <= low.magnitude / 2
         if self._glance is None or not far or magnitude in self._tried:
@@ -315,25 +316,25 @@ class _Search:
 
 
 def _guess(tried: Sequence[SearchStep], target: float, start: float) -> float:
-    """Where log T, linear in log magnitude through the two steps nearest to the target, meets it."""
+    """The magnitude at which log T, interpolated in log magnitude between the two nearest steps, meets the target."""
     if not tried:
         return start
-    telling = [step for step in tried if 0.0 < step.temperature < math.inf]
-    if not telling:
+    finite = [step for step in tried if 0.0 < step.temperature < math.inf]
+    if not finite:
         last = tried[-1]
         return last.magnitude * (4.0 if last.temperature == 0.0 else 0.25)
-    telling.sort(key=lambda step: abs(math.log(step.temperature / target)))
-    near, growth = telling[0], _GROWTH
-    if len(telling) > 1:
-        rise = math.log(telling[1].temperature / near.temperature)
-        run = math.log(telling[1].magnitude / near.magnitude)
-        growth = max(rise / run, 0.1)  # flat or falling: a long step is as good as any
+    finite.sort(key=lambda step: abs(math.log(step.temperature / target)))
+    near, growth = finite[0], _GROWTH
+    if len(finite) > 1:
+        rise = math.log(finite[1].temperature / near.temperature)
+        run = math.log(finite[1].magnitude / near.magnitude)
+        growth = max(rise / run, 0.1)  # if T is flat or falling, take a long step
     return near.magnitude * math.exp(min(max(math.log(target / near.temperature) / growth, -2.0), 2.0))
 
 
-def _bisected(low: int, high: int, found: int) -> Iterator[int]:
-    """The middles that lead a bisection of [low, high] to the cell [found, found + 1]."""
+def _bisected(low: int, high: int, cell: int) -> Iterator[int]:
+    """The midpoints that lead a bisection of [low, high] to [cell, cell + 1]."""
     while high - low > 1:
         middle = (low + high) // 2
         yield middle
-        low, high = (middle, high) if middle <= found else (low, middle)
+        low, high = (middle, high) if middle <= cell else (low, middle)

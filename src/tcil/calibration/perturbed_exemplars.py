@@ -1,4 +1,4 @@
-"""Exemplars pushed along their adversarial directions: what T-CIL, PACT and the paper's figures all look at."""
+"""Exemplars perturbed along their adversarial directions, as used by T-CIL, PACT and the paper's figures."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from tcil.calibration.inputs.examples import Batch
 from tcil.calibration.perturbation import DirectionPolicy, TargetChooser
 from tcil.foundation import ranks
 
-GLANCE = 20  # new exemplars that tell whether a magnitude far from the root lies on the side it should
+GLANCE = 20  # number of new exemplars that are used to check magnitudes far from the root
 _Directed: TypeAlias = tuple[Tensor, Tensor]  # images, and the direction of each
 
 
 class PerturbedExemplars:
-    """Exemplars and the direction of each, found once for a policy, at any magnitude.
+    """Exemplars with their directions for a policy, to be evaluated at any magnitude.
 
-    A direction is the sign of the input gradient that leads to the target class, so that `magnitude` is how far every
-    input value moves. Rows are in T-CIL's order: the new exemplars first, then the old ones, each as in the memory.
+    A direction is the sign of the input gradient toward the target class, so that `magnitude` is the change of every
+    input value. Rows are in T-CIL's order: new exemplars first, then old ones, each in the order of the memory.
 
-    The new exemplars and their directions are held. Those of old classes are read and directed anew in every pass, so
-    that memory from a loader is never held as a whole; `keep` holds them as well, and the logits of all at every
-    magnitude that was asked for, where there are to be many.
+    The new exemplars and their directions are kept in memory. Old exemplars are read again, and their directions
+    computed again, in every pass, so that a loader is never held in memory as a whole. With `keep`, they are kept too,
+    and so are the logits of all exemplars at every magnitude that was requested; this is faster for many magnitudes.
 
     Batches are shared among the ranks of `tcil.distributed.sharded()`, each of which gets all rows.
 
     Parameters
     ----------
     exemplars : Exemplars
-        As `open_exemplars` gives them; the network must still be borrowed.
+        From `open_exemplars`; the network must still be borrowed.
     policy : DirectionPolicy
-        Toward which class an exemplar is pushed.
+        The class toward which an exemplar is perturbed.
     seed : int
-        For the random policy.
+        Seed of the random policy.
     keep : bool
-        Hold old exemplars, directions and logits in memory.
+        Keep old exemplars, directions and logits in memory.
 
     Examples
     --------
@@ -68,38 +68,38 @@ class PerturbedExemplars:
         self._new_lengths = list[int]()
         self._new = list(self._directed(exemplars.new_batches(), self._new_lengths))
         self._first_old = self._choose.mark()
-        self._known: dict[float, Tensor] | None = {} if keep else None
+        self._logits_at: dict[float, Tensor] | None = {} if keep else None
         self._old_lengths = list[int]()
         self._old = list(self._directed_old(self._old_lengths)) if keep else None
 
     @property
     def n_new(self) -> int:
-        """How many of the rows are new exemplars: the first ones."""
+        """The number of new exemplars, which are the first rows."""
         return len(self.exemplars.new_inputs)
 
     @property
     def rows(self) -> Tensor:
-        """The place in the memory of each row."""
+        """The index in the memory of each row."""
         new = self.exemplars.is_new[self.exemplars.columns]
         return torch.cat([new.nonzero(), (~new).nonzero()]).squeeze(1)
 
     @property
     def columns(self) -> Tensor:
-        """The class of each row; those of the new exemplars are the first `n_new`."""
+        """The class of each row; the first `n_new` are those of new exemplars."""
         return self.exemplars.columns[self.rows]
 
     def logits(self, magnitude: float, *, new_only: bool = False) -> Tensor:
-        """Logits over the classes seen, of all exemplars pushed so far, or of the new ones."""
-        known = self._known
-        if known is not None and magnitude in known:
-            return known[magnitude][: self.n_new] if new_only else known[magnitude]
+        """Logits over the classes seen, of all exemplars or of the new ones, perturbed by this magnitude."""
+        kept = self._logits_at
+        if kept is not None and magnitude in kept:
+            return kept[magnitude][: self.n_new] if new_only else kept[magnitude]
         answers = self._answers(magnitude, self._logits, new_only)
-        if known is not None and not new_only:
-            known[magnitude] = answers
+        if kept is not None and not new_only:
+            kept[magnitude] = answers
         return answers
 
     def glance(self, magnitude: float) -> tuple[Tensor, Tensor]:
-        """Logits and columns of a few of the new exemplars, pushed so far."""
+        """Logits and columns of a few new exemplars, perturbed by this magnitude."""
         few = self._few
         if self._ranks.size > 1:  # the other ranks have most of the directions
             return self.logits(magnitude, new_only=True)[few], self.exemplars.new_columns[few]
@@ -109,16 +109,16 @@ class PerturbedExemplars:
         return logits, self.exemplars.new_columns[few]
 
     def features(self, magnitude: float) -> Tensor:
-        """Features of all exemplars pushed so far; at 0 their own."""
+        """Features of all exemplars, perturbed by this magnitude."""
         classifier = self.exemplars.classifier
         return self._answers(magnitude, lambda images: classifier.logits_and_features(images)[1].cpu(), new_only=False)
 
     def inputs(self, magnitude: float) -> Tensor:
-        """All exemplars pushed so far, as the network gets them."""
+        """All exemplars, perturbed by this magnitude, as the network gets them."""
         return self._answers(magnitude, Tensor.cpu, new_only=False)
 
     def _answers(self, magnitude: float, answer: Callable[[Tensor], Tensor], new_only: bool) -> Tensor:
-        """The network's answers to pushed exemplars, of all ranks."""
+        """The results of `answer` for perturbed exemplars, from all ranks."""
         answers = [self._pushed(*pair, magnitude, answer) for pair in self._new]
         if new_only:
             return self._ranks.gathered(answers, self._new_lengths)
@@ -141,7 +141,7 @@ class PerturbedExemplars:
         return self._directed(self.exemplars.old_batches(), lengths, len(self._new_lengths))
 
     def _directed(self, batches: Iterable[Batch], lengths: list[int], done: int = 0) -> Iterator[_Directed]:
-        """This rank's batches with their directions; `lengths` takes down how long every batch is."""
+        """This rank's batches with their directions; the length of every batch is appended to `lengths`."""
         for dealt in self._ranks.deal(batches, done):
             images, columns = dealt.batch
             lengths.append(len(columns))
@@ -151,7 +151,7 @@ class PerturbedExemplars:
                 self._choose.skip(columns)
 
     def _direction(self, images: Tensor, columns: Tensor) -> Tensor:
-        """Against the gradient of the cross-entropy toward the target class."""
+        """The negative sign of the gradient of the cross-entropy with the target class."""
         exemplars = self.exemplars
 
         def target(features: Tensor, masked: Tensor) -> Tensor:

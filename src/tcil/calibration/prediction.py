@@ -1,4 +1,4 @@
-"""One forward pass over labelled data: the logits that every calibrator and metric then share."""
+"""One forward pass over labelled data, whose logits calibrators and metrics can share."""
 
 from __future__ import annotations
 
@@ -51,35 +51,35 @@ def predict_logits(
     unpack: Unpack | None = None,
     max_batches: int = MAX_BATCHES,
 ) -> tuple[Tensor | npt.NDArray[Any], Tensor | Ints]:
-    """Logits and labels of `data`, in evaluation mode. The model and all random states are left unchanged.
+    """Compute the logits of `data` in evaluation mode. The model and all random states are left unchanged.
 
     Parameters
     ----------
     model : torch.nn.Module
         The network, which returns logits.
     data : pair of tensors or arrays, Dataset or DataLoader
-        Inputs and labels. A Dataset is anything with a length and examples by index. Integer inputs, such as token
-        ids, reach the model as they are.
+        Inputs and labels. A Dataset is any object with a length and indexing. Integer inputs, such as token ids, are
+        passed to the model unchanged.
     classes : iterable of int, optional
-        The label of each logit column; a wider head is cut to its first `len(classes)` columns.
+        The label of each logit column; of a wider head, the first `len(classes)` columns are used.
     columns : iterable of int, optional
-        Which columns of a wider head are the classes'. Where a fixed head has a column for every label, pass the labels
-        seen so far.
+        The logit columns of the classes, for a wider head. If a fixed head has a column for every label, pass the
+        labels seen so far.
     batch_size : int
-        Rows per forward pass; loaders have their own.
+        Rows per forward pass; not used for loaders, which have their own batches.
     device : str or torch.device, optional
-        Where the model runs. Default: where it is.
+        Where the model runs. Default: where its parameters are.
     unpack : two keys, two positions or a function, optional
-        Where a batch has its inputs and labels.
+        How to get inputs and labels from a batch.
     max_batches : int
-        A loader without a length is refused after this many batches.
+        Maximum number of batches of a loader without a length; more raise an error.
 
     Returns
     -------
     logits : tensor or array (N, K)
         Arrays for a pair of arrays, else tensors on the CPU.
     labels : tensor or array (N,)
-        As they are in `data`.
+        The labels in `data`.
 
     Examples
     --------
@@ -105,16 +105,16 @@ def predict_logits(
 def stream_logits(
     classifier: Classifier, stream: ExampleStream, change: Callable[[Tensor], Tensor] = lambda inputs: inputs
 ) -> tuple[Tensor, Tensor]:
-    """All logits and labels of a stream, whose inputs may be changed on the way."""
+    """All logits and labels of a stream; `change` is applied to its inputs."""
     together, logits, labels = ranks.current(), [], []
     with torch.no_grad():
         for dealt in together.deal(stream):
-            inputs, own = dealt.batch
-            changed = change(inputs)  # for every batch, since it may draw
+            inputs, batch_labels = dealt.batch
+            changed = change(inputs)  # for every batch, since it may draw random numbers
             if dealt.here:
                 logits.append(_logits(classifier, changed, stream.argument).cpu())
-            labels.append(own)
-    return together.gathered(logits, [len(own) for own in labels]), torch.cat(labels)
+            labels.append(batch_labels)
+    return together.gathered(logits, [len(batch_labels) for batch_labels in labels]), torch.cat(labels)
 
 
 def _logits(classifier: Classifier, inputs: Tensor, argument: str) -> Tensor:

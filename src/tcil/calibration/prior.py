@@ -1,4 +1,4 @@
-"""How frequent classes are where probabilities are used: told by the user, or estimated from unlabelled images."""
+"""Class frequencies where probabilities are used: given by the user, or estimated from unlabelled images."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tcil.foundation.errors import invalid
 from tcil.foundation.options import Option
 from tcil.foundation.records import Record
 
-_STEPS, _TOLERANCE = 10_000, 1e-12  # of EM: the most, and the gain in mean log-likelihood that ends it
-_WORST_CONDITION = 1e6  # of a confusion matrix that can still be inverted to some use
+_STEPS, _TOLERANCE = 10_000, 1e-12  # EM: maximum number of steps, and the gain in mean log-likelihood that ends it
+_WORST_CONDITION = 1e6  # condition number of a confusion matrix above which its inverse is not used
 
 
 class PriorMethod(Option):
@@ -25,7 +25,7 @@ class PriorMethod(Option):
     Attributes
     ----------
     meaning : str
-        One line for each member.
+        What the member stands for, in one line.
 
     Examples
     --------
@@ -40,29 +40,29 @@ class PriorMethod(Option):
 
 @dataclass(frozen=True)
 class PriorEstimate(Record):
-    """Class frequencies that were estimated from unlabelled images; what `prior=` takes.
+    """Class frequencies estimated from unlabelled images, for use as `prior=`.
 
     Attributes
     ----------
     prior : tuple of float
         The frequency of each class; they sum to 1.
     errors : tuple of float
-        Their standard errors: from the finite number of images alone, not from a calibration or a confusion matrix
-        that does not hold for these images.
+        Their standard errors. These account for the finite number of images, not for errors of the calibration or the
+        confusion matrix on these images.
     classes : tuple of int
         The label of each frequency.
     method : PriorMethod
         How they were estimated.
     n_samples : int
-        Unlabelled images.
+        Number of unlabelled images.
 
     Examples
     --------
     >>> import torch, tcil
     >>> logits = 4 * torch.eye(2)[torch.tensor([0, 0, 0, 1])]
     >>> scaling = tcil.TemperatureScaling().fit(logits, torch.tensor([0, 0, 1, 1]))
-    >>> found = scaling.estimate_prior(logits.repeat(100, 1))
-    >>> found.prior[0] > 0.9, found.n_samples
+    >>> estimate = scaling.estimate_prior(logits.repeat(100, 1))
+    >>> estimate.prior[0] > 0.9, estimate.n_samples
     (True, 400)
     """
 
@@ -73,7 +73,7 @@ class PriorEstimate(Record):
     n_samples: int
 
 
-# By label; in the order of the classes; or as estimated.
+# An estimate, a mapping by label, or numbers in the order of the classes.
 Prior: TypeAlias = PriorEstimate | Mapping[Any, float] | Sequence[float] | np.ndarray[Any, Any] | Tensor
 
 
@@ -103,7 +103,7 @@ def log_prior_of(prior: Any, classes: tuple[int, ...]) -> Tensor:
 
 
 def check_possible(logits: Tensor, log_prior: Tensor) -> None:
-    """Refuse rows in which every class is masked or does not occur."""
+    """Raise if every class of a row is masked or has frequency 0."""
     nothing = ((logits == -torch.inf) | (log_prior.to(logits.device) == -torch.inf)).all(dim=1)
     if bool(nothing.any()):
         row = int(nothing.nonzero()[0])
@@ -151,7 +151,7 @@ def _most_likely(probs: Floats) -> Floats:
 
 
 def _likelihood_errors(probs: Floats, prior: Floats) -> Floats:
-    """Standard errors by the observed information, within the directions that keep the sum at 1."""
+    """Standard errors from the observed information, restricted to directions that keep the sum at 1."""
     score = probs / np.maximum((probs * prior).sum(axis=1, keepdims=True), 1e-300)
     basis = _directions(len(prior))
     information = basis.T @ (score.T @ score) @ basis
@@ -170,7 +170,7 @@ def _roots(covariance: Floats) -> Floats:
 
 
 def _confusion(logits: Tensor, columns: Tensor, classes: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """How often each class (column) is predicted as each (row), as a share; and the rows of each class."""
+    """The share of each class (column) predicted as each class (row), and the number of samples of each class."""
     n = len(classes)
     places = (logits.argmax(dim=1) * n + columns).numpy()
     table = np.bincount(places, minlength=n * n).reshape(n, n).astype(float)
@@ -182,11 +182,11 @@ def _confusion(logits: Tensor, columns: Tensor, classes: tuple[int, ...]) -> tup
 
 
 def _corrected(predicted: Floats, n_samples: int, confusion: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Frequencies whose confusion gives these predictions, moved onto the simplex, and their errors (delta method)."""
+    """Frequencies that explain these predictions, projected onto the simplex, and their errors (delta method)."""
     condition = float(np.linalg.cond(confusion))
     if not condition < _WORST_CONDITION:
         given = "predictions that hardly depend on the class (their confusion matrix cannot be inverted)"
-        raise invalid("labelled", given, "a network that tells the classes apart", "Use method='em'.")
+        raise invalid("labelled", given, "a network that distinguishes the classes", "Use method='em'.")
     inverse = np.linalg.inv(confusion)
     prior = _onto_simplex(inverse @ predicted)
     noise = _multinomial(confusion @ prior, n_samples)
@@ -196,13 +196,13 @@ def _corrected(predicted: Floats, n_samples: int, confusion: Floats, counts: Flo
 
 
 def _multinomial(shares: Floats, n: float) -> Floats:
-    """The covariance of shares that were counted in n draws."""
+    """The covariance of the observed shares in n draws."""
     covariance: Floats = (np.diag(shares) - np.outer(shares, shares)) / n
     return covariance
 
 
 def _onto_simplex(values: Floats) -> Floats:
-    """The nearest point with entries of 0 or more that sum to 1."""
+    """The nearest point with non-negative entries that sum to 1."""
     falling = np.sort(values)[::-1]
     excess = (np.cumsum(falling) - 1) / np.arange(1, len(values) + 1)
     last = np.flatnonzero(falling > excess)[-1]

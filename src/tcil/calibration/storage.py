@@ -1,7 +1,7 @@
-"""Fitted calibrators on disk: JSON for what people read, safetensors for arrays, atomic renames, never pickle.
+"""Fitted calibrators on disk: JSON, safetensors for larger arrays, atomic renames, no pickle.
 
-The JSON carries a checksum over all its other bytes, and that of the array file, so that any change is noticed. Files
-of format version 1 have no checksum; what they hold is checked as strictly.
+The JSON contains a checksum of all its other bytes and that of the array file, so that any change is detected. Files of
+format version 1 have no checksum; their content is checked in the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tcil.foundation.files import replace_file
 
 FORMAT, RULE_FORMAT = "tcil-calibrator", "tcil-decision-rule"
 _NAMES = {FORMAT: "calibrator", RULE_FORMAT: "decision rule"}
-FORMAT_VERSION = 2  # sealed; version 1 had the same fields without a checksum
+FORMAT_VERSION = 2  # with checksum; version 1 has the same fields without one
 _WANTED = (
     "calibrator",
     "options",
@@ -48,7 +48,7 @@ _WANTED = (
 )
 _INLINE_ELEMENTS = 16  # arrays up to this size are written into the JSON itself
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
-_LARGEST_JSON, _LARGEST_ARRAYS = 1 << 26, 1 << 32  # bytes; a calibrator has a few thousand
+_LARGEST_JSON, _LARGEST_ARRAYS = 1 << 26, 1 << 32  # bytes; a typical calibrator has a few thousand
 _LONGEST_NAME = 255  # bytes
 _OF_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
 _AS_WRITTEN = "a file as save() wrote it"
@@ -57,27 +57,27 @@ _UNBOUNDED = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}  # JSON has n
 
 
 def as_path(value: object) -> Path:
-    """A file name, checked; the file itself may be missing."""
+    """A validated file name; the file may be missing."""
     if not isinstance(value, (str, os.PathLike)) or "\0" in os.fsdecode(value):
         raise invalid("path", f"{value!r:.80}", "the name of a file that ends in .json")
     return Path(os.fsdecode(value))
 
 
 def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor], form: str = FORMAT) -> Path:
-    """Write the record, small arrays inside it and larger ones in `<path>.safetensors` beside it."""
+    """Write the record with its small arrays, and larger arrays to a safetensors file next to it."""
     from tcil import __version__
 
     if path.suffix != ".json":
         raise invalid("path", str(path), "a file name that ends in .json", "For instance calibrator.json.")
     if not path.parent.is_dir():
-        raise invalid("path", str(path), "a file in a folder that exists", f"Make {path.parent} first.")
+        raise invalid("path", str(path), "a file in an existing folder", f"Create {path.parent} first.")
     inline = {name: value for name, value in arrays.items() if _fits_inline(value)}
     large = {name: value.contiguous() for name, value in arrays.items() if name not in inline}
     beside = None
     if large:
         content = save_tensors(large)
         digest = hashlib.sha256(content).hexdigest()
-        # The array file is named by its content: an older JSON never meets newer arrays.
+        # The array file is named after its content, so that an older JSON file never refers to newer arrays.
         beside = {"file": f"{path.stem}.{digest[:12]}.safetensors", "sha256": digest}
     whole = {
         "format": form,
@@ -93,12 +93,12 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor], form: s
         replace_file(path.with_name(beside["file"]), content)
     replace_file(path, sealed)
     if before is not None and (beside is None or before.name != beside["file"]) and not _needed(before, path):
-        before.unlink(missing_ok=True)  # the arrays of what was saved here before
+        before.unlink(missing_ok=True)  # the arrays of the file that was replaced
     return path
 
 
 def _array_file(path: Path) -> Path | None:
-    """The array file that an earlier save to this path left beside it; no other file, whatever the JSON says."""
+    """The array file of an earlier save to this path, if its name has the expected form."""
     try:
         record = open_json(_content(path, _LARGEST_JSON))
         name = record["array_file"]["file"] if record["format"] in _NAMES else None
@@ -110,20 +110,20 @@ def _array_file(path: Path) -> Path | None:
 
 
 def _needed(arrays: Path, path: Path) -> bool:
-    """Whether another JSON file of the folder names these arrays, a copy of what was saved before; or may name them."""
+    """Whether another JSON file in the folder refers to these arrays (such as a copy), or may do so."""
     for other in arrays.parent.glob("*.json"):
         try:
             if other.name != path.name and arrays.name.encode() in _content(other, _LARGEST_JSON):
                 return True
         except Damaged:  # too large for a calibrator, or a pipe
             continue
-        except ValueError:  # it cannot be read here
+        except ValueError:  # it cannot be read
             return True
     return False
 
 
 def _content(path: Path, largest: int) -> bytes:
-    """The bytes of a regular file of a sane size: pipes and devices may never end."""
+    """The bytes of a regular file of a plausible size; pipes and devices may never end."""
     try:
         status = path.stat()
         if (stat.S_ISREG(status.st_mode) and status.st_size <= largest) or stat.S_ISDIR(status.st_mode):
@@ -138,7 +138,7 @@ def _content(path: Path, largest: int) -> bytes:
 
 
 def read(path: Path, form: str = FORMAT, wanted: Sequence[str] = _WANTED) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The record and its arrays; damaged or foreign files are refused."""
+    """Read the record and its arrays; raises for damaged files and other formats."""
     what = _NAMES[form]
     try:
         content = _content(path, _LARGEST_JSON)
@@ -153,25 +153,25 @@ def read(path: Path, form: str = FORMAT, wanted: Sequence[str] = _WANTED) -> tup
             "path",
             f"{path} in format version {version!r}, written by tcil {record.get('tcil_version')!r:.40}",
             f"format version 1 to {FORMAT_VERSION}",
-            "Install a tcil of the version that wrote it.",
+            "Install the version of tcil that wrote it.",
         )
     if is_sealed_json(content) != (version > 1):
         given = f"{path}, which is damaged (format version {version} {'without' if version > 1 else 'with'} a checksum)"
         raise invalid("path", given, _AS_WRITTEN)
     missing = [key for key in wanted if key not in record]
     if missing:
-        raise invalid("path", f"{path} without {', '.join(missing)}", "a whole file written by save()")
+        raise invalid("path", f"{path} without {', '.join(missing)}", "a complete file written by save()")
     with damage_named(path):
         arrays = {name: _from_inline(value) for name, value in record["arrays"].items()}
         beside = None
         if record["array_file"] is not None:
             beside, digest = path.with_name(Path(record["array_file"]["file"]).name), record["array_file"]["sha256"]
             if len(os.fsencode(beside.name)) > _LONGEST_NAME:
-                raise ValueError(f"an array file whose name has {len(beside.name)} letters")
+                raise ValueError(f"an array file whose name has {len(beside.name)} characters")
     if beside is not None:
         if not beside.exists():
-            expected = f"{beside.name} beside it"
-            raise invalid("path", f"{path} without its array file", expected, "Move the two together.")
+            expected = f"{beside.name} in the same folder"
+            raise invalid("path", f"{path} without its array file", expected, "Keep both files together.")
         with damage_named(beside):
             content = _content(beside, _LARGEST_ARRAYS)
         if hashlib.sha256(content).hexdigest() != digest:
@@ -179,14 +179,14 @@ def read(path: Path, form: str = FORMAT, wanted: Sequence[str] = _WANTED) -> tup
         with damage_named(beside):
             large = load_tensors(content)
             if set(large) & set(arrays):
-                raise ValueError("arrays that the JSON holds as well")
+                raise ValueError("arrays that are also in the JSON file")
         arrays |= large
     return record, arrays
 
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Whatever reading a damaged file leads to becomes one error that names the file."""
+    """Turn the various errors of reading a damaged file into one that names the file."""
     try:
         yield
     except _OF_DAMAGE as error:
@@ -194,7 +194,7 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def encode(value: Any) -> Any:
-    """Frozen results as plain JSON; infinities and NaN as strings, since JSON has none."""
+    """Convert frozen results to plain JSON values; infinities and NaN become strings."""
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -207,7 +207,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: Any, value: Any) -> Any:
-    """The inverse of `encode`, guided by the type annotations of the result classes; refuses values of other types."""
+    """The inverse of `encode`, based on the type annotations of the result classes; raises for other types."""
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         if value is None:
@@ -216,7 +216,7 @@ def decode(kind: Any, value: Any) -> Any:
     if origin is tuple:
         parts = typing.get_args(kind)
         if not isinstance(value, list):
-            raise ValueError(f"{value!r} is no list")
+            raise ValueError(f"{value!r} is not a list")
         if parts[-1] is Ellipsis:
             return tuple(decode(parts[0], entry) for entry in value)
         return tuple(decode(part, entry) for part, entry in zip(parts, value, strict=True))
@@ -231,18 +231,18 @@ def decode(kind: Any, value: Any) -> Any:
     if kind is float:
         return _float(value)
     if kind in (bool, int, str) and type(value) is not kind:
-        raise ValueError(f"{value!r} is no {kind.__name__}")
+        raise ValueError(f"{value!r} is not of type {kind.__name__}")
     if kind is int and value not in _INT64:
         raise ValueError(f"{value} has more than 64 bits")
     return value
 
 
 def _float(value: Any) -> float:
-    """A number as `encode` writes it: finite, or the name of one that is not."""
+    """A number as written by `encode`: a finite number, or the name of infinity or NaN."""
     if isinstance(value, str):
         return _UNBOUNDED[value]
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no finite number")
+        raise ValueError(f"{value!r} is not a finite number")
     return float(value)
 
 

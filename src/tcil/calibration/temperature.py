@@ -1,9 +1,9 @@
 """TempOpt: the temperature that minimises the cross-entropy of `logits / T`, exactly.
 
 In `b = 1/T` the mean cross-entropy `L(b) = mean(logsumexp(b z) - b z_y)` is convex, with
-`L'(b) = mean(E_softmax(bz)[z] - z_y)` and `L''(b) = mean(Var_softmax(bz)[z])`. So the optimum is the root of one
-increasing function, and the sets on which it has none are told by its two limits, in closed form. Masked classes (-inf)
-are left out of every row's softmax and mean; a row with one class left says nothing of T.
+`L'(b) = mean(E_softmax(bz)[z] - z_y)` and `L''(b) = mean(Var_softmax(bz)[z])`. The optimum is therefore the root of one
+increasing function, and whether it has a root follows from its two limits, in closed form. Masked classes (-inf) are
+left out of every row's softmax and mean; a row with a single unmasked class carries no information about T.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tcil.foundation.arrays import ArrayLike, logits_and_columns, whole_number, 
 from tcil.foundation.options import Option, Verdict
 from tcil.foundation.records import Record
 
-# Rows are widened to float64 this many elements at a time, so that the solve needs little beyond the logits.
+# Rows are converted to float64 this many elements at a time, so that the solver needs little extra memory.
 _CHUNK_ELEMENTS = 1 << 21
 
 
@@ -51,22 +51,22 @@ class TemperatureFit(Record):
     Attributes
     ----------
     temperature : float
-        What logits are divided by; 1 unless `verdict` is "ok".
+        The temperature: logits are divided by it. 1 unless `verdict` is "ok".
     verdict : tcil.options.Verdict
         Whether the data identify a temperature.
     nll_before, nll_after : float
         The mean cross-entropy at T = 1 and at `temperature`.
     gradient : float
-        The derivative of the mean cross-entropy with respect to 1/T at `temperature`: at most 1e-10 times the spread
-        of the logits where the exact solver found a root.
+        The derivative of the mean cross-entropy with respect to 1/T at `temperature`; at most 1e-10 times the spread
+        of the logits if the exact solver found a root.
     n_samples : int
-        Rows of logits.
+        Number of rows of logits.
     solver : tcil.options.Solver
         How it was found.
     limit : float
         Where the optimum lies: 0 or infinity for a degenerate set.
     verdicts : tuple of tcil.options.Verdict
-        The verdict alone, as all results have it.
+        The same verdict as a tuple, as in all results.
 
     Examples
     --------
@@ -86,12 +86,12 @@ class TemperatureFit(Record):
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdict alone, as all results have it."""
+        """The verdict as a tuple, as in all results."""
         return (self.verdict,)
 
     @property
     def limit(self) -> float:
-        """The optimum as the magnitude search counts it: 0 for all-correct, infinity for anti-informative."""
+        """The optimum as used by the magnitude search: 0 for all-correct, infinity for anti-informative."""
         if self.verdict in (Verdict.ALL_CORRECT, Verdict.DIVERGED):
             return 0.0
         return math.inf if self.verdict is Verdict.ANTI_INFORMATIVE else self.temperature
@@ -105,7 +105,7 @@ def fit_temperature(
     solver: Solver | str = Solver.EXACT,
     seed: int = 0,
 ) -> TemperatureFit:
-    """The temperature that minimises the cross-entropy of `logits / T` against `labels` (TempOpt).
+    """Fit the temperature that minimises the cross-entropy of `logits / T` against `labels` (TempOpt).
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def fit_temperature(
     solver : {"exact", "sgd"}
         How the temperature is found (`tcil.options.Solver`).
     seed : int
-        Orders the batches of the SGD solver; the exact one has no randomness.
+        Seed for the order of the SGD solver's batches; the exact solver is deterministic.
 
     Returns
     -------
@@ -129,7 +129,7 @@ def fit_temperature(
     --------
     >>> import tcil
     >>> logits = [[4.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 4.0], [4.0, 0.0, 0.0]]
-    >>> fit = tcil.fit_temperature(logits, [0, 1, 2, 1])     # three in four right, at a confidence of 0.96
+    >>> fit = tcil.fit_temperature(logits, [0, 1, 2, 1])     # accuracy 0.75, confidence 0.96
     >>> round(fit.temperature, 4), str(fit.verdict), fit.nll_after < fit.nll_before
     (2.2324, 'ok', True)
     """
@@ -163,32 +163,32 @@ Interval = tuple[float, float]
 
 
 def temperature_interval(*sets: tuple[Tensor, Tensor], n_resamples: int = 50) -> Interval | None:
-    """A 95 % bootstrap interval of the temperature of a set of logits and label columns.
+    """A 95 % bootstrap interval for the temperature of a set of logits and label columns.
 
-    With further sets, which the first one's temperature moves with in proportion, each is resampled. None where a
-    resample has no temperature.
+    If more sets are given, each is resampled, and the temperature of the first set is assumed to change in proportion
+    to theirs. None if a resample has no temperature.
     """
     generator = torch.Generator().manual_seed(0)
     whole = [solve_temperature(*part).temperature for part in sets]
-    found = []
+    resampled = []
     for _ in range(n_resamples):
         temperature = whole[0]
-        for (z, y), own in zip(sets, whole, strict=True):
+        for (z, y), original in zip(sets, whole, strict=True):
             rows = torch.randint(len(y), (len(y),), generator=generator)
             fit = solve_temperature(z[rows], y[rows])
             if fit.verdict is not Verdict.OK:
                 return None
-            temperature *= fit.temperature / own
-        found.append(temperature)
-    low, high = np.quantile(found, [0.025, 0.975])
+            temperature *= fit.temperature / original
+        resampled.append(temperature)
+    low, high = np.quantile(resampled, [0.025, 0.975])
     return float(low), float(high)
 
 
 class _Loss:
-    """L and its derivatives, in units in which the logits have spread 1, so that any scale is as good as another.
+    """L and its derivatives, for logits rescaled to spread 1, so that the scale of the logits does not matter.
 
-    Rows are shifted so that their maximum is 0: nothing overflows. `spread` is the mean distance of a row's maximum to
-    its mean; `at(c)` is at b = c / spread.
+    Rows are shifted so that their maximum is 0, to avoid overflow. `spread` is the mean distance of a row's maximum to
+    its mean; `at(c)` evaluates at b = c / spread.
     """
 
     def __init__(self, z: Tensor, y: Tensor) -> None:
@@ -209,9 +209,9 @@ class _Loss:
             self._only_chunk = self._chunk(0)
 
     def unscaled(self) -> _Loss:
-        """The same in units of the logits, where L and L' stay within float64 whatever the rows' own scales are.
+        """The same loss without rescaling: L and L' then stay within float64 even if rows have very different scales.
 
-        L'' does not: its squares may overflow.
+        The squares in L'' may overflow.
         """
         other = copy.copy(self)
         other.spread, other._only_chunk = 1.0, None
@@ -220,7 +220,7 @@ class _Loss:
         return other
 
     def _chunk(self, start: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Shifted rows, their own entries, and which take part (None: all); those that do not are 0."""
+        """Shifted rows (masked entries are 0), their entries at the true class, and the unmasked ones (None: all)."""
         rows = self._z[start : start + self._rows].double()
         rows = (rows - rows.amax(dim=1, keepdim=True)) / self.spread
         takes_part = (rows != -torch.inf).double() if self._masked else None
@@ -253,8 +253,8 @@ class _Loss:
 
 
 _NEWTON_STEPS = 100  # ordinary sets need about ten
-_LARGEST_LOG = 690.0  # of 1/T, which stays within float64, as T does
-_NO_SPREAD = 1e-300  # below it, float64 has lost digits, and the inverse of a temperature may not exist
+_LARGEST_LOG = 690.0  # of 1/T, so that 1/T and T stay within float64
+_NO_SPREAD = 1e-300  # below it, float64 loses digits, and the inverse of a temperature may overflow
 
 
 def _verdict(above: float, below: float, spread: float) -> Verdict:
@@ -269,12 +269,12 @@ def _verdict(above: float, below: float, spread: float) -> Verdict:
 
 
 def _root(loss: _Loss) -> float | None:
-    """The root of L' by Newton's method in log c, kept inside a shrinking bracket; None where that does not end."""
+    """The root of L' by Newton's method in log c, safeguarded by a bracket; None if it does not converge."""
     low, high, point = -math.inf, math.inf, 0.0
     for _ in range(_NEWTON_STEPS):
         c = math.exp(point)
         _, slope, curvature = loss.at(c)
-        if slope == curvature == 0.0:  # both have left float64, which tells nothing
+        if slope == curvature == 0.0:  # both underflow in float64
             return None
         low, high = (point, high) if slope < 0 else (low, point)
         step = -slope / (c * curvature) if curvature > 0 else math.copysign(2.0, -slope)
@@ -298,8 +298,8 @@ def _root(loss: _Loss) -> float | None:
 def _bisected(loss: _Loss) -> float:
     """The root of L' by bisection in log c.
 
-    Rows whose logits are larger than the others' by many powers of ten make Newton's steps ever shorter; and beside
-    them, in units of the spread, the others' may be too small for float64.
+    If the logits of some rows are larger by many powers of ten, Newton's steps become ever shorter, and the rescaled
+    logits of the other rows may be too small for float64.
     """
     low, high = -_LARGEST_LOG, _LARGEST_LOG
     while low < (middle := (low + high) / 2) < high:

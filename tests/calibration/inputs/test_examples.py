@@ -410,7 +410,7 @@ class TestLoaders:
     def test_examples_one_by_one(self):
         rows = Rows(self.X, self.Y)
         for data in (Stream(lambda: (rows[i] for i in range(9))), DataLoader(rows, batch_size=None)):
-            with pytest.raises(ValueError, match=r"data: got single examples where batches are due.*batch_size=64"):
+            with pytest.raises(ValueError, match=r"data: got single examples instead of batches.*batch_size=64"):
                 tcil.predict_logits(Network(), data)
 
     def test_examples_of_several_shapes(self):
@@ -506,5 +506,5 @@ class TestTheSecondOfThreeParts:
         assert torch.equal(tcil.predict_logits(Network(), data, unpack=(0, 2))[1], VALID[1])
 
     def test_pairs_are_not_doubted(self):
-        with pytest.raises(ValueError, match=r"name them with classes=\[\.\.\.\]\.$"):
+        with pytest.raises(ValueError, match=r"pass them as classes=\[\.\.\.\]\.$"):
             tcil.predict_logits(Network(), (VALID[0], VALID[1] + 9))

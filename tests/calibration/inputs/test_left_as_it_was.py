@@ -349,5 +349,5 @@ class TestWithoutGradients:
         with torch.inference_mode():
             model = Plain()
             model.load_state_dict(weights)
-        with pytest.raises(ValueError, match=r"^model: got weights that were made in torch\.inference_mode"):
+        with pytest.raises(ValueError, match=r"^model: got weights that were created in torch\.inference_mode"):
             fit(model, blobs)

@@ -1,4 +1,4 @@
-"""The calibrators, one file per method; `base` is what they share, `maps` what they leave behind."""
+"""The calibrators, one file per method; `base` is their base class, `maps` the fitted functions."""
 
 from tcil.calibration.calibrators.base import Calibrator, SingleTemperature, load
 from tcil.calibration.calibrators.class_statistics import StatisticsResult, StatisticsTemperatureScaling

@@ -1,4 +1,4 @@
-"""What several calibrators check when they are made or fitted."""
+"""Checks that several calibrators share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_class_mask(new_classes: Iterable[Any], classes: tuple[int, ...]) -> Tens
             "new_classes",
             f"the labels {unknown[:5]}",
             f"labels among the {len(classes)} classes of the logits",
-            "If the logit columns stand for other labels, name them with classes=[...].",
+            "If the logit columns have other labels, pass them as classes=[...].",
         )
     wanted = set(new)
     return torch.tensor([label in wanted for label in classes])
@@ -35,7 +35,7 @@ BOUNDS = (0.05, 5.0)  # the range of T in the original ETS and PerturbTS
 
 
 def positive(value: Any, argument: str) -> float:
-    """A positive number, as a float; also a tensor or array of one."""
+    """A positive number as a float; a tensor or array without dimensions is accepted."""
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
         value = value.item()
     real = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
@@ -48,18 +48,18 @@ def positive(value: Any, argument: str) -> float:
 
 
 def warn_unless_ok(verdict: Verdict, who: str, n_samples: int) -> None:
-    """Say that the logits identified no temperature, or nothing else."""
+    """Warn unless the verdict is "ok"."""
     if verdict is not Verdict.OK:
         samples = f"{n_samples} sample{'' if n_samples == 1 else 's'}"
         warnings.warn(f"{who}: {verdict.meaning} ({samples})", CalibrationWarning, stacklevel=3)
 
 
 def missing_valid() -> ValueError:
-    """The error of those who need the new task's validation set."""
+    """The error for a missing validation set of the new task."""
     return invalid(
         "valid",
         "None",
         "the new task's validation set",
-        "Without one, FirstTaskTemperatureScaling still applies (history= of the first task);"
-        " TemperatureScaling on the exemplars' logits runs but gives an abnormally small temperature.",
+        "Without one, use FirstTaskTemperatureScaling with history= of the first task."
+        " TemperatureScaling on the exemplars' logits runs, but its temperature is far too small.",
     )

@@ -1,4 +1,4 @@
-"""What all calibrators share: options, transform, predict_proba, wrap, partial_fit, save and load."""
+"""The base class of all calibrators: options, transform, predict_proba, wrap, partial_fit, save and load."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ else:
 
 @dataclass(eq=False, kw_only=True)
 class Calibrator(Parameterised, ABC, Generic[Result]):
-    """A post-hoc calibrator: options at construction, data in `fit`, fitted values with a trailing underscore.
+    """Base class of post-hoc calibrators: options at construction, data in `fit`, fitted attributes with an underscore.
 
-    Subclass it for a method of your own: set `map_type` to a `CalibrationMap` and `result_type` to a frozen dataclass,
-    and end `fit` with `self._fitted(...)`. It then transforms, wraps, saves and loads like the rest.
+    To write your own method, subclass it: set `map_type` to a `CalibrationMap` and `result_type` to a frozen dataclass,
+    and end `fit` with `self._fitted(...)`. It then transforms, wraps, saves and loads like the built-in ones.
 
     Attributes
     ----------
     classes_ : tuple of int
         The label of each logit column.
     result_ : dataclass
-        What `fit` found, with its verdicts.
+        The result of `fit`, with its verdicts.
     history_ : dict or None
-        What the next task's `fit` takes as `history=`, where a method learns from earlier tasks.
+        State for `history=` of the next task's `fit`; None if the method does not use earlier tasks.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
     map_type: ClassVar[type[CalibrationMap]]
     result_type: ClassVar[type[Any]]
     fit: ClassVar[Callable[..., Any]]
-    _known: ClassVar[dict[str, dict[str, type[Calibrator]]]] = {}  # by name and module: what files may name
+    _known: ClassVar[dict[str, dict[str, type[Calibrator]]]] = {}  # by name and module: classes that files may name
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -94,26 +94,27 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
 
     @property
     def history_(self) -> History | None:
-        """What the next task's `fit` takes as `history=` (small, JSON), where a method learns from earlier tasks."""
+        """State for `history=` of the next task's `fit` (JSON); None if the method does not use earlier tasks."""
         return self._fit_state.history
 
     # use -----------------------------------------------------------------------------------------------------
 
     def partial_fit(self, *args: Any, **kwargs: Any) -> Self:
-        """Fit after a task and build on the tasks before: keep one calibrator beside the learner.
+        """Fit after a task, using the state of earlier tasks. Keep one calibrator for all tasks.
 
-        The same as `fit(..., history=...)` with the history that this calibrator keeps. The history is saved and loaded
-        with it. Methods that learn nothing from earlier tasks simply fit. `fit` without `history` starts over.
+        Equivalent to `fit(..., history=...)` with the history that this calibrator stores, which `save` and `load`
+        include. For methods that do not use earlier tasks, it is the same as `fit`. `fit` without `history` starts
+        over.
 
         Parameters
         ----------
         *args, **kwargs
-            Those of `fit`, without `history`.
+            Arguments of `fit`, without `history`.
 
         Returns
         -------
         Self
-            This calibrator, fitted. If the fit fails, it is left as it was.
+            This calibrator, fitted. If the fit fails, it is left unchanged.
 
         Examples
         --------
@@ -125,8 +126,8 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         True
         """
         if "history" in kwargs:
-            advice = "Use fit(..., history=...) to pass one from outside."
-            raise invalid("history", "one given to partial_fit", "none: the calibrator keeps its own", advice)
+            advice = "Use fit(..., history=...) to pass a history."
+            raise invalid("history", "an argument of partial_fit", "none: the calibrator keeps its own", advice)
         if "history" in inspect.signature(self.fit).parameters:
             kwargs["history"] = None if self._state is None else self._state.history
         return cast(Self, self.fit(*args, **kwargs))
@@ -147,16 +148,17 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         logits : tensor or array (N, K)
             One column for each class in `classes_`.
         features : tensor or array (N, D), optional
-            Needed only by calibrators whose map asks for them (`needs_features`).
+            Required only by calibrators whose map has `needs_features`.
         prior : mapping, array or PriorEstimate, optional
-            How frequent each class is where the probabilities are used: by label, in the order of `classes_`, or as
-            `estimate_prior` found it. Only the ratios count. Without it, classes are taken to be as frequent as in
-            the data that the calibrator is made for: equally, for T-CIL and PACT. With it, predictions may move.
+            Class frequencies where the probabilities are used: a mapping by label, an array in the order of
+            `classes_`, or the result of `estimate_prior`. Only ratios matter. Without it, the frequencies are assumed
+            to be those that the calibrator is designed for: equal ones for T-CIL and PACT. With it, predictions may
+            change.
 
         Returns
         -------
         tensor or array (N, K)
-            In float64: a tensor for a tensor, else a numpy array.
+            In float64; a tensor if `logits` is a tensor, else a numpy array.
         """
         mapping, shift = self._mapping(), None
         if prior is not None:
@@ -170,7 +172,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             return same_kind(here.at_prior(z, shift.to(z.device), extra), logits)
 
     def _checked(self, logits: ArrayLike, features: ArrayLike | None) -> tuple[Tensor, Tensor | None]:
-        """Logits over the classes, and features where the map asks for them."""
+        """Validated logits, and features if the map needs them."""
         mapping, extra = self._mapping(), None
         z = as_logits(logits, n_classes=len(self.classes_))
         if mapping.needs_features:
@@ -199,16 +201,17 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         logits : tensor or array (N, K)
             One column for each class in `classes_`.
         features : tensor or array (N, D), optional
-            Needed only by calibrators whose map asks for them (`needs_features`).
+            Required only by calibrators whose map has `needs_features`.
         prior : mapping, array or PriorEstimate, optional
-            How frequent each class is where the probabilities are used: by label, in the order of `classes_`, or as
-            `estimate_prior` found it. Only the ratios count. Without it, classes are taken to be as frequent as in
-            the data that the calibrator is made for: equally, for T-CIL and PACT. With it, predictions may move.
+            Class frequencies where the probabilities are used: a mapping by label, an array in the order of
+            `classes_`, or the result of `estimate_prior`. Only ratios matter. Without it, the frequencies are assumed
+            to be those that the calibrator is designed for: equal ones for T-CIL and PACT. With it, predictions may
+            change.
 
         Returns
         -------
         tensor or array (N, K)
-            In float64: a tensor for a tensor, else a numpy array.
+            In float64; a tensor if `logits` is a tensor, else a numpy array.
         """
         log_probs = self.transform(logits, features, prior=prior)
         if isinstance(log_probs, Tensor):
@@ -223,25 +226,24 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         method: PriorMethod | str = PriorMethod.EM,
         labelled: tuple[ArrayLike, ArrayLike] | None = None,
     ) -> PriorEstimate:
-        """How frequent each class is among unlabelled images, to be passed on as `prior=`.
+        """Estimate the class frequencies among unlabelled images, for use as `prior=`.
 
-        Both methods suppose that only the frequencies have changed, not what the images of each class look like.
-        "em" finds the frequencies under which the calibrated probabilities of these images are the most likely
-        (Saerens et al. 2002): it is as good as the calibration. "bbse" counts predictions, and corrects the counts by
-        the errors that the network makes on held-out images of all classes (Lipton et al. 2018): it needs those, and
-        no calibration.
+        Both methods assume that only the class frequencies have changed, not the images of each class. "em" maximises
+        the likelihood of the frequencies under the calibrated probabilities of these images (Saerens et al. 2002), so
+        its accuracy depends on the calibration. "bbse" counts predictions and corrects the counts by the confusion
+        matrix on held-out images of all classes (Lipton et al. 2018); it needs these images, but no calibration.
 
         Parameters
         ----------
         logits : tensor or array (N, K)
-            Of unlabelled images, as they come. One column for each class in `classes_`.
+            Logits of the unlabelled images. One column for each class in `classes_`.
         features : tensor or array (N, D), optional
-            Needed only by calibrators whose map asks for them (`needs_features`).
+            Required only by calibrators whose map has `needs_features`.
         method : {"em", "bbse"}, default "em"
-            How the frequencies are estimated.
+            Estimation method (`tcil.options.PriorMethod`).
         labelled : pair (logits, labels), optional
-            For "bbse": held-out images of all classes, in any frequencies. Exemplars will not do: training has
-            memorised them.
+            For "bbse": held-out images of all classes, in any frequencies. Exemplars are not suitable, since the
+            network has memorised them.
 
         Returns
         -------
@@ -257,17 +259,17 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         >>> equal = torch.arange(600) % 3
         >>> held_out = 2 * torch.eye(3)[equal] + torch.randn(600, 3, generator=generator)
         >>> scaling = tcil.TemperatureScaling().fit(held_out, equal)
-        >>> found = scaling.estimate_prior(logits)
-        >>> abs(found.prior[0] - 0.7) < 3 * found.errors[0]
+        >>> estimate = scaling.estimate_prior(logits)
+        >>> abs(estimate.prior[0] - 0.7) < 3 * estimate.errors[0]
         True
-        >>> probabilities = scaling.predict_proba(logits, prior=found)
+        >>> probabilities = scaling.predict_proba(logits, prior=estimate)
         """
         chosen = PriorMethod.parse(method, "method")
         z, extra = self._checked(logits, features)
         if chosen is PriorMethod.BBSE:
             return estimate_prior(z, self.classes_, chosen, labelled)
         if labelled is not None:
-            raise invalid("labelled", "data that method='em' has no use for", "None, or method='bbse'")
+            raise invalid("labelled", "data, which method='em' does not use", "None, or method='bbse'")
         with torch.no_grad(), full_precision(z.device.type):
             return estimate_prior(on_device(self._mapping(), z.device).believed(z, extra), self.classes_, chosen)
 
@@ -280,16 +282,16 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         prior: Prior | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> CalibratedModel:
-        """The model with calibrated log-probabilities as output: an `nn.Module` to save, export or serve.
+        """Wrap the model as an `nn.Module` that returns calibrated log-probabilities, to save, export or serve.
 
-        It holds the plain network: wrappers (DataParallel, DDP, torch.compile) are removed, so that state-dict keys are
-        the network's own. The network is shared, not copied: `wrap(model).eval()` puts `model` in evaluation mode too.
-        Call `model.train()` before you resume training. Floating-point inputs are cast to the precision of its
-        weights, as `fit` does.
+        The result holds the plain network: wrappers (DataParallel, DDP, torch.compile) are removed, so that state-dict
+        keys are those of the network. The network is shared, not copied: `wrap(model).eval()` also puts `model` in
+        evaluation mode. Call `model.train()` before you resume training. Floating-point inputs are cast to the
+        precision of the weights, as in `fit`.
 
-        If only the head has grown since `fit`, by columns or by further heads, the model is still accepted. Its new
-        classes have no calibrated probability, so calling the wrapped model raises an error unless `wider_head=True`
-        leaves them out.
+        A model whose head has only grown since `fit`, by columns or by further heads, is accepted. Its new classes have
+        no calibrated probability: calling the wrapped model raises an error unless `wider_head=True`, which leaves
+        these classes out.
 
         Parameters
         ----------
@@ -300,15 +302,15 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         force : bool
             Accept weights other than those fitted on.
         prior : mapping, array or PriorEstimate, optional
-            How frequent each class is where the model is used; see `transform`.
+            Class frequencies where the model is used; see `transform`.
         dtype : torch.dtype, default torch.float64
-            What to answer in. With torch.float32, for serving, the work is done in float32 as well, except for IRM.
-            The prediction stays, its lead over the next class may be a rounding error of float32.
+            Type of the output. With torch.float32, for serving, the computation is in float32 too, except for IRM.
+            Predictions stay the same, but the margin over the next class may be a rounding error of float32.
 
         Returns
         -------
         tcil.results.CalibratedModel
-            Returns log-probabilities (N, K).
+            A module that returns log-probabilities (N, K).
         """
         mapping, state = self._mapping(), self._fit_state
         if dtype not in (torch.float32, torch.float64):
@@ -324,7 +326,9 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         )
 
     def check_weights(self, model: nn.Module) -> None:
-        """Raise `WeightsMismatchError` if `fit` saw a model and `model` has other weights for the classes seen.
+        """Raise `WeightsMismatchError` if the calibrator was fitted on a model with other weights.
+
+        Only the weights that the logits of the fitted classes depend on are compared.
 
         Parameters
         ----------
@@ -332,38 +336,40 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             The network to compare.
         """
         state = self._fit_state
-        known = state.model_hash
-        if known is None:
+        stored = state.model_hash
+        if stored is None:
             return
-        same = known.match(model, state.used) if isinstance(known, UsedWeights) else weights_hash(model) == known
+        same = stored.match(model, state.used) if isinstance(stored, UsedWeights) else weights_hash(model) == stored
         if not same:
-            tied = known.digest if isinstance(known, UsedWeights) else known
+            digest = stored.digest if isinstance(stored, UsedWeights) else stored
             raise WeightsMismatchError(
-                f"model: its weights are not those that this {type(self).__name__} was fitted on (hash {tied}). "
-                "Fit again after every change of the weights, or pass force=True if you know better."
+                f"model: its weights are not those that this {type(self).__name__} was fitted on (hash {digest}). "
+                "Fit again after every change of the weights, or pass force=True to skip this check."
             )
 
     # disk ----------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, model: nn.Module | None = None) -> Path:
-        """Write JSON at `path` (and larger arrays as safetensors beside it), by atomic rename, with checksums.
+        """Save to a JSON file, with larger arrays in a safetensors file next to it.
+
+        Both files have checksums and are written atomically.
 
         Parameters
         ----------
         path : str or Path
-            A file name that ends in .json.
+            File name ending in .json.
         model : torch.nn.Module, optional
-            Record the hash of its weights, for calibrators that were fitted on logits alone.
+            Store the hash of its weights, for calibrators that were fitted on logits.
 
         Returns
         -------
         Path
             The file written.
         """
-        state, source, known = self._fit_state, self._fit_state.source, self._fit_state.model_hash
+        state, source, model_hash = self._fit_state, self._fit_state.source, self._fit_state.model_hash
         if model is not None:
             self.check_weights(model)
-            known = known or weights_hash(model)
+            model_hash = model_hash or weights_hash(model)
         check_sound(type(self), state)
         record = {
             "calibrator": type(self).__name__,
@@ -372,7 +378,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             "head_width": state.head_width,
             "columns": state.columns,
             "features": None if source is None else [list(source.heads), source.body, source.call],
-            "model_hash": storage.encode(known),
+            "model_hash": storage.encode(model_hash),
             "result": storage.encode(state.result),
             "history": state.history,
         }
@@ -382,18 +388,19 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
 
     @classmethod
     def load(cls, path: str | Path, *, model: nn.Module | None = None, force: bool = False) -> Self:
-        """Read a saved calibrator.
+        """Load a saved calibrator.
 
-        On `Calibrator`, it returns the class that the file names. On a subclass, it accepts only that class.
+        `Calibrator.load` returns an object of the class named in the file. `load` of a subclass accepts only that
+        class.
 
         Parameters
         ----------
         path : str or Path
             A file written by `save`.
         model : torch.nn.Module, optional
-            Refuse the file if the calibrator was fitted on other weights than these.
+            Raise `WeightsMismatchError` if the calibrator was fitted on other weights than these.
         force : bool
-            Accept other weights.
+            Skip the check of the weights.
 
         Returns
         -------
@@ -414,18 +421,18 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
 
     @classmethod
     def _named(cls, name: object, path: str | Path) -> type[Calibrator]:
-        """The calibrator that a file names: only classes that are defined already, never something to import."""
+        """The class that a file names. Only classes that are already defined are considered; nothing is imported."""
         kinds = list(Calibrator._known.get(name, {}).values()) if isinstance(name, str) else []
         if cls in kinds:
             return cls
         if len(kinds) > 1:
             homes = ", ".join(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
             advice = "Call load on the class itself."
-            raise invalid("path", f"{path}, a saved {name!r}", f"a name that one class has, not {homes}", advice)
+            raise invalid("path", f"{path}, a saved {name!r}", f"a name that only one class has, not {homes}", advice)
         if not kinds:
-            known = ", ".join(sorted(Calibrator._known))
+            names = ", ".join(sorted(Calibrator._known))
             advice = "Import the module that defines it first."
-            raise invalid("path", f"{path}, a saved {name!r}", f"one of {known}", advice)
+            raise invalid("path", f"{path}, a saved {name!r}", f"one of {names}", advice)
         return kinds[0]
 
     # for subclasses ------------------------------------------------------------------------------------------
@@ -442,7 +449,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         model_hash: UsedWeights | str | None = None,
         history: History | None = None,
     ) -> Self:
-        """Take over what `fit` found, all at once: a failed fit leaves the calibrator as it was."""
+        """Store the results of `fit` in one step, so that a failed fit leaves the calibrator unchanged."""
         self._state = FittedState(mapping, classes, result, head_width, columns, source, model_hash, history)
         return self
 
@@ -457,16 +464,16 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
 
 
 def load(path: str | Path, *, model: nn.Module | None = None, force: bool = False) -> Calibrator:
-    """Read a saved calibrator, of whatever class.
+    """Load a saved calibrator of any class.
 
     Parameters
     ----------
     path : str or Path
         A file written by a calibrator's `save`.
     model : torch.nn.Module, optional
-        Refuse the file if the calibrator was fitted on other weights than these.
+        Raise `WeightsMismatchError` if the calibrator was fitted on other weights than these.
     force : bool
-        Accept other weights.
+        Skip the check of the weights.
 
     Returns
     -------
@@ -486,12 +493,12 @@ def load(path: str | Path, *, model: nn.Module | None = None, force: bool = Fals
 
 
 class SingleTemperature(Calibrator[Result]):
-    """A calibrator whose whole answer is one temperature.
+    """Base class of calibrators that fit a single temperature.
 
     Attributes
     ----------
     temperature_ : float
-        What logits are divided by.
+        The fitted temperature: logits are divided by it.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Temperature scaling without exemplars: old classes are remembered as means and a covariance of frozen features."""
+"""Temperature scaling without exemplars: old classes are stored as means and a covariance of frozen features."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ Labelled: TypeAlias = tuple[Tensor, Tensor]  # logits and columns
 
 @dataclass(frozen=True)
 class StatisticsResult(Record):
-    """What `StatisticsTemperatureScaling` found.
+    """The result of `StatisticsTemperatureScaling`.
 
     Attributes
     ----------
     temperature : float
-        What logits are divided by.
+        The fitted temperature.
     verdict : tcil.options.Verdict
         Whether the samples identify it.
     n_samples : int
-        Validation samples of new classes.
+        Number of validation samples of new classes.
     n_remembered : int
-        Old classes that are known by their statistics.
+        Number of old classes with stored statistics.
     n_drawn : int
-        Samples drawn for them.
+        Number of samples drawn for them.
     spread : float
-        What the covariance's root was multiplied by for these draws; 1 without old classes.
+        Factor on the standard deviations of these draws; 1 without old classes.
 
     Examples
     --------
@@ -66,42 +66,43 @@ class StatisticsResult(Record):
 
 @dataclass(eq=False, kw_only=True)
 class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
-    """Temperature scaling with old classes drawn from their statistics, for models on frozen features.
+    """Temperature scaling on samples of old classes drawn from stored statistics, for models on frozen features.
 
-    It needs no exemplars. After each task, the mean of each new class and a covariance that all classes share are
-    taken from the validation set and kept in `history_`. After later tasks, samples of the old classes are drawn from
-    normal distributions with these moments; the temperature minimises the cross-entropy of their logits together with
-    those of the new validation set, every class counting equally.
+    It needs no exemplars. After each task, the mean of each new class and a covariance shared by all classes are
+    computed on the validation set and kept in `history_`. After later tasks, samples of the old classes are drawn from
+    normal distributions with these moments. The temperature minimises the cross-entropy of their logits together with
+    those of the new validation set, with equal weight for each class.
 
-    Draws are easier than real samples, whose distributions have longer tails. So they are spread out, as T-CIL pushes
-    exemplars: by the factor with which draws of the new classes have the temperature of the new validation set.
+    Drawn samples are easier to classify than real ones, whose distributions have longer tails. Their standard
+    deviations are therefore multiplied by a factor (like T-CIL's magnitude): the one at which samples drawn for the new
+    classes have the temperature of the new validation set.
 
-    The inputs of `model` must mean the same in all tasks: features of a frozen backbone, with whatever is trained on
-    top of them as the model. On images, or on features that are still trained, the draws mean nothing.
+    The inputs of `model` must mean the same in all tasks: they are features of a frozen backbone, and the model is the
+    part trained on top of them. The method does not work on images or on features that are still trained.
 
     Parameters
     ----------
     rank : int
-        Directions in which the shared covariance is kept in full; in the rest, only variances by feature.
+        Rank of the shared covariance; outside of these directions, only the variance of each feature is kept.
     per_class : int
-        Samples drawn for each old class.
+        Number of samples drawn for each old class.
     seed : int
-        Of the draws.
+        Seed of the draws.
     batch_size : int
         Rows per forward pass.
     device : str or torch.device, optional
-        Where the model runs; by default where it is.
+        Where the model runs. Default: where its parameters are.
 
     Attributes
     ----------
     temperature_ : float
-        What logits are divided by.
+        The fitted temperature: logits are divided by it.
     result_ : tcil.results.StatisticsResult
         The temperature with its verdict.
     classes_ : tuple of int
         The label of each logit column.
     history_ : dict
-        The statistics, as JSON: 2 bytes for each class and feature, and for each direction and feature.
+        The statistics, as JSON: 2 bytes per class and feature, and per direction and feature.
 
     Examples
     --------
@@ -111,8 +112,8 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
     >>> def draw(labels):
     ...     return centres[labels] + torch.randn(len(labels), 8), labels
     >>> head = torch.nn.Linear(8, 4)
-    >>> sure = {"weight": 3 * centres, "bias": -1.5 * centres.square().sum(1)}           # three times too sure
-    >>> _ = head.load_state_dict(sure)
+    >>> scaled = {"weight": 3 * centres, "bias": -1.5 * centres.square().sum(1)}         # logits three times too large
+    >>> _ = head.load_state_dict(scaled)
     >>> calibrator = tcil.StatisticsTemperatureScaling()
     >>> _ = calibrator.partial_fit(head, draw(torch.arange(200) % 2), [0, 1], classes=[0, 1])
     >>> _ = calibrator.partial_fit(head, draw(2 + torch.arange(200) % 2), [2, 3])
@@ -149,19 +150,19 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
         Parameters
         ----------
         model : torch.nn.Module
-            From frozen features to logits.
+            Maps frozen features to logits.
         valid : pair of tensors or arrays, Dataset or DataLoader
-            Features and labels of the new classes that were not trained on.
+            Held-out features and labels of the new classes.
         new_classes : iterable of int
-            The labels of the new task. A class that has come back is new again: its statistics are renewed.
+            The labels of the new task. The statistics of a class that occurs again are replaced.
         history : dict, optional
-            `history_` of the task before; without it there are no old classes.
+            `history_` of the previous task; without it there are no old classes.
         classes, columns : iterable of int, optional
-            The label of each logit column, and which columns of the head they are.
+            The label of each logit column, and the corresponding columns of the head.
         unpack : callable or pair, optional
-            Where a batch has its inputs and labels.
+            How to get inputs and labels from a batch.
         max_batches : int
-            A loader without a length is refused after so many batches.
+            Maximum number of batches of a loader without a length; more raise an error.
 
         Returns
         -------
@@ -177,8 +178,8 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
             if names is not None:
                 logits = pick_columns(logits, len(names), places)
             names = names or tuple(range(logits.shape[1]))
-            own = label_columns(labels, names, "valid labels", len(names), stream.doubt)
-            self._check_classes(own, names, new_classes, statistics)
+            true_columns = label_columns(labels, names, "valid labels", len(names), stream.doubt)
+            self._check_classes(true_columns, names, new_classes, statistics)
             before = statistics.without(set(labels.tolist()))
             old = [label for label in names if label in before.means]
             if inputs.flatten(1).shape[1] != before.width and old:
@@ -187,22 +188,22 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
             merged = before.merged(inputs.flatten(1), labels, self.rank)
 
             def drawn(some: list[int], spread: float) -> tuple[Tensor, Tensor]:
-                """Logits and columns of samples drawn for some classes."""
+                """Logits and columns of samples drawn for these classes."""
                 samples = merged.draw(some, self.per_class, self.seed, spread).reshape(-1, *inputs.shape[1:])
                 with torch.no_grad():
                     parts = [classifier.logits(classifier.place(x)).cpu() for x in samples.split(self.batch_size)]
                 target = torch.tensor([names.index(label) for label in some]).repeat_interleave(self.per_class)
                 return pick_columns(torch.cat(parts), len(names), places), target
 
-            spread, pairs = 1.0, [(logits, own)]
+            spread, pairs = 1.0, [(logits, true_columns)]
             if old:
                 new = sorted(set(labels.tolist()))
-                spread = _matched_spread(solve_temperature(logits, own), lambda spread: drawn(new, spread))
+                spread = _matched_spread(solve_temperature(logits, true_columns), lambda spread: drawn(new, spread))
                 pairs.append(drawn(old, spread))
             source = classifier.head
         fit = solve_temperature(*_balanced(pairs))
         n_drawn = len(pairs[1][1]) if old else 0
-        result = StatisticsResult(fit.temperature, fit.verdict, len(own), len(old), n_drawn, spread)
+        result = StatisticsResult(fit.temperature, fit.verdict, len(true_columns), len(old), n_drawn, spread)
         memo = merged.record()
         used = UsedWeights.of(model, source, places or range(len(names)))
         self._fitted(
@@ -214,21 +215,21 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
 
     @staticmethod
     def _check_classes(
-        own: Tensor, names: tuple[int, ...], new_classes: Iterable[Any], statistics: _Statistics
+        columns: Tensor, names: tuple[int, ...], new_classes: Iterable[Any], statistics: _Statistics
     ) -> None:
-        """Every new class has samples, and every old one statistics."""
+        """Raise unless every new class has samples and every old class has statistics."""
         is_new = new_class_mask(new_classes, names)
-        there = torch.zeros(len(names), dtype=torch.bool)
-        there[own] = True
-        if not torch.equal(there, is_new):
-            wrong = [names[i] for i in (there != is_new).nonzero().squeeze(1).tolist()]
+        present = torch.zeros(len(names), dtype=torch.bool)
+        present[columns] = True
+        if not torch.equal(present, is_new):
+            wrong = [names[i] for i in (present != is_new).nonzero().squeeze(1).tolist()]
             given = f"samples of other classes than the new ones (labels {wrong[:5]})"
             raise invalid("valid", given, "samples of every new class, and of no other")
         old = [label for label, new in zip(names, is_new.tolist(), strict=True) if not new]
         unknown = [label for label in old if label not in statistics.means]
         if unknown:
             given = f"none for the old classes {unknown[:5]}"
-            raise invalid("history", given, "history_ of the task before, with statistics of every old class")
+            raise invalid("history", given, "history_ of the previous task, with statistics of every old class")
 
 
 def _passed(classifier: Classifier, stream: ExampleStream) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,42 +247,42 @@ _SPREADS, _STEPS = (0.25, 4.0), 14  # the last bracket is 0.02 % wide
 
 
 def _matched_spread(real: TemperatureFit, draw: Callable[[float], Labelled]) -> float:
-    """The factor with which draws of the new classes have the temperature of real samples, between 1/4 and 4."""
+    """The factor, between 1/4 and 4, at which samples drawn for the new classes have the temperature of real ones."""
     if real.verdict is not Verdict.OK:
         return 1.0
     low, high = _SPREADS
     for _ in range(_STEPS):
         middle = math.sqrt(low * high)
         fit = solve_temperature(*draw(middle))
-        # All of them right: their temperature goes to 0.
+        # If all are correct, their temperature goes to 0.
         below = fit.verdict is Verdict.ALL_CORRECT or (fit.verdict is Verdict.OK and fit.temperature < real.temperature)
         low, high = (middle, high) if below else (low, middle)
     return math.sqrt(low * high)
 
 
 def _balanced(pairs: list[Labelled]) -> Labelled:
-    """Real and drawn samples; those of the smaller kind are repeated until classes count about equally."""
+    """Real and drawn samples; the smaller set is repeated so that classes have about equal weight."""
     per_class = [len(columns) / len(columns.unique()) for _, columns in pairs]
-    times = [max(1, round(max(per_class) / own)) for own in per_class]
+    times = [max(1, round(max(per_class) / count)) for count in per_class]
     logits = torch.cat([logits.repeat(n, 1).float() for (logits, _), n in zip(pairs, times, strict=True)])
     return logits, torch.cat([columns.repeat(n) for (_, columns), n in zip(pairs, times, strict=True)])
 
 
 @dataclass(frozen=True, eq=False)
 class _Statistics:
-    """Means by label; the scatter within classes as rows, whose products add up to it, and by feature for the rest."""
+    """Class means by label, and the within-class scatter: factor^T factor plus a diagonal, `rest`."""
 
     means: dict[int, Tensor]
     factor: Tensor
     rest: Tensor
-    freedom: float  # samples less classes, over all tasks
+    freedom: float  # number of samples minus number of classes, over all tasks
 
     @property
     def width(self) -> int:
         return len(self.rest)
 
     def without(self, labels: set[int]) -> _Statistics:
-        """Classes that have come back are known anew."""
+        """The statistics without these classes."""
         means = {label: mean for label, mean in self.means.items() if label not in labels}
         return _Statistics(means, self.factor, self.rest, self.freedom)
 
@@ -296,7 +297,7 @@ class _Statistics:
         return centres + scale * (along + across)
 
     def merged(self, features: Tensor, labels: Tensor, rank: int) -> _Statistics:
-        """With the classes of a task; of the scatter, the `rank` largest directions stay."""
+        """The statistics with the classes of a task added; the `rank` largest directions of the scatter are kept."""
         fresh, residuals = dict(self.means), features.float().clone()
         for label in labels.unique().tolist():
             rows = labels == label
@@ -309,7 +310,7 @@ class _Statistics:
         return _Statistics(fresh, rows[:rank], rest + rows[rank:].square().sum(dim=0), freedom)
 
     def record(self) -> History:
-        """As JSON: arrays in half precision, in units of the largest number."""
+        """The statistics as JSON, with arrays in half precision, relative to their largest entry."""
         labels = sorted(self.means)
         arrays = {
             "means": torch.stack([self.means[label] for label in labels]),
@@ -326,7 +327,7 @@ class _Statistics:
 
     @classmethod
     def read(cls, history: History | None) -> _Statistics:
-        """What `record` wrote; nothing, for None."""
+        """Read what `record` returned; None gives empty statistics."""
         if history is None:
             return cls({}, *_nothing(0), 0.0)
         try:

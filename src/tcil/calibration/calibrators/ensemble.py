@@ -22,22 +22,22 @@ from tcil.foundation.records import Record
 
 @dataclass(frozen=True)
 class EnsembleResult(Record):
-    """What ETS found. Near T = 1 the first two weights cannot be told apart: compare probabilities, not weights.
+    """The result of ETS. Near T = 1 the first two weights are not identified: compare probabilities, not weights.
 
     Attributes
     ----------
     temperature : float
         T in softmax(z/T).
     weights : tuple of three floats
-        Of softmax(z/T), softmax(z) and 1/K; they sum to 1.
+        Weights of softmax(z/T), softmax(z) and 1/K; they sum to 1.
     mse_before, mse_after : float
         The mean squared error of the probabilities without and with ETS.
     verdict : tcil.options.Verdict
-        "ok", or "uniform" where all weight is on 1/K.
+        "ok", or "uniform" if all weight is on 1/K.
     verdicts : tuple of tcil.options.Verdict
-        The verdict alone, as all results have it.
+        The same verdict as a tuple, as in all results.
     n_samples : int
-        Rows of logits.
+        Number of rows of logits.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class EnsembleResult(Record):
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdict alone, as all results have it."""
+        """The verdict as a tuple, as in all results."""
         return (self.verdict,)
 
 
@@ -65,8 +65,8 @@ class EnsembleTemperatureScaling(Calibrator[EnsembleResult]):
     """ETS: p = w0 softmax(z/T) + w1 softmax(z) + w2/K, T in [0.05, 5] and then w on the simplex, by squared error.
 
     Both steps are solved to their global optimum: T by a grid and a bounded search, w by enumerating the faces of
-    the simplex. K counts the classes that are not masked. All weight on the uniform part is the published answer where
-    the logits are worth nothing; the fit warns of it, and in float64 the prediction still leads, by a rounding error.
+    the simplex. K is the number of unmasked classes. If the logits carry no information, the published method puts all
+    weight on the uniform part. The fit then warns; in float64 the predicted class still leads, by a rounding error.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class EnsembleTemperatureScaling(Calibrator[EnsembleResult]):
 
 
 def _best_temperature(z: Tensor, onehot: Tensor) -> float:
-    """argmin over [0.05, 5] of the mean squared error; not convex, so a grid comes first."""
+    """argmin over [0.05, 5] of the mean squared error, which is not convex: a grid search, then a bounded search."""
 
     def error(log_t: float) -> float:
         return float((torch.softmax(z / float(np.exp(log_t)), dim=1) - onehot).square().mean())
@@ -139,13 +139,13 @@ def _best_temperature(z: Tensor, onehot: Tensor) -> float:
     grid = np.linspace(np.log(BOUNDS[0]), np.log(BOUNDS[1]), 47)
     best = int(np.argmin([error(point) for point in grid]))
     around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
-    found = minimize_scalar(error, bounds=around, method="bounded", options={"xatol": 1e-12})
-    log_t = min((found.x, *around), key=error)
+    optimum = minimize_scalar(error, bounds=around, method="bounded", options={"xatol": 1e-12})
+    log_t = min((optimum.x, *around), key=error)
     return float(np.exp(log_t))
 
 
 def _simplex_least_squares(parts: Floats, wanted: Floats) -> Floats:
-    """argmin |parts w - wanted|^2 over the simplex: the best of its faces' own minima that lie inside the face."""
+    """argmin |parts w - wanted|^2 over the simplex: the best among the minima of its faces that lie inside the face."""
     gram, cross = parts.T @ parts, parts.T @ wanted
     best: tuple[float, Floats] | None = None
     n = parts.shape[1]
@@ -160,7 +160,7 @@ def _simplex_least_squares(parts: Floats, wanted: Floats) -> Floats:
             weights = np.zeros(n)
             weights[face] = solution / solution.sum()
             value = float(weights @ gram @ weights - 2 * weights @ cross)
-            # A larger face must really be better: rounding alone does not add a component.
+            # A larger face must be better by more than rounding.
             if best is None or value < best[0] - 1e-14 * (1.0 + abs(best[0])):
                 best = value, weights
     assert best is not None

@@ -1,4 +1,4 @@
-"""What a fit leaves in a calibrator: the state that is saved, restored from a record, and checked at both."""
+"""The state of a fitted calibrator, which is checked when it is saved and when it is restored from a record."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tcil.foundation.errors import invalid
 if TYPE_CHECKING:
     from tcil.calibration.calibrators.base import Calibrator
 
-History = dict[str, Any]  # plain JSON, which each method reads for itself and `save` stores
+History = dict[str, Any]  # plain JSON, in a format of each method; stored by `save`
 
 
 @dataclass(frozen=True)
 class FittedState:
-    """What `fit` leaves in a calibrator, and a file keeps."""
+    """The state that `fit` stores in a calibrator and `save` in a file."""
 
     mapping: CalibrationMap
     classes: tuple[int, ...]
@@ -42,7 +42,7 @@ class FittedState:
 
 
 def restored(kind: type[Calibrator], record: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> FittedState:
-    """The fitted state in a record; raises on anything that no fit could have written."""
+    """The fitted state in a record; raises if no fit could have produced it."""
     state = FittedState(
         mapping=kind.map_type(**arrays),
         classes=_labels(record["classes"], "classes"),
@@ -59,7 +59,7 @@ def restored(kind: type[Calibrator], record: Mapping[str, Any], arrays: Mapping[
     if width is not None and max(columns) >= width:
         raise ValueError(f"the column {max(columns)} of a head with {width}")
     if not isinstance(state.history, dict | None):
-        raise ValueError("a history that is no record")
+        raise ValueError("a history that is not a record")
     check_sound(kind, state)
     return state
 
@@ -82,18 +82,18 @@ def _weights(value: Any) -> UsedWeights | str | None:
 
 
 def check_sound(kind: type[Calibrator], state: FittedState) -> None:
-    """Refuse arrays that are not such as a fit leaves them, or that say something else than the result."""
+    """Raise if the arrays cannot be those of a fit, or differ from the numbers in the result."""
     mapping, result = state.mapping, state.result
-    if getattr(result, "temperature", 0.0) is None:  # no answer: the map is never used
+    if getattr(result, "temperature", 0.0) is None:  # no temperature: the map is never used
         return
     if not mapping.sound(len(state.classes)):
         shown = {name: value.tolist() for name, value in mapping.named_buffers() if value.numel() < 10}
         raise invalid("calibrator", f"arrays that no {kind.__name__} has ({shown})", "those of a successful fit")
     for name, value in mapping.named_buffers():
-        told = getattr(result, name, None)
-        numbers = told if isinstance(told, tuple) else (told,)
+        reported = getattr(result, name, None)
+        numbers = reported if isinstance(reported, tuple) else (reported,)
         if not all(isinstance(number, (int, float)) for number in numbers):
             continue
-        if torch.tensor(told, dtype=value.dtype).tolist() != value.tolist():
-            given = f"{name} {value.tolist()} in its map and {told} in its result"
+        if torch.tensor(reported, dtype=value.dtype).tolist() != value.tolist():
+            given = f"{name} {value.tolist()} in its map and {reported} in its result"
             raise invalid("calibrator", given, "the same in both")

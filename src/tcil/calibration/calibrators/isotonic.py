@@ -19,14 +19,14 @@ from tcil.foundation.records import Record
 
 @dataclass(frozen=True)
 class IsotonicResult(Record):
-    """What IRM was fitted on, and how fine its step function is.
+    """The result of IRM: the sizes of its data and of its fitted function.
 
     Attributes
     ----------
     n_samples : int
-        Rows of logits.
+        Number of rows of logits.
     n_knots : int
-        Points between which the regression is linear.
+        Number of points between which the regression is linear.
     verdicts : tuple of tcil.options.Verdict
         Always "ok".
 
@@ -42,17 +42,16 @@ class IsotonicResult(Record):
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Always "ok"; all results have verdicts."""
+        """Always "ok", as a tuple, as in all results."""
         return (Verdict.OK,)
 
 
 @dataclass(eq=False, kw_only=True)
 class MulticlassIsotonic(Calibrator[IsotonicResult]):
-    """IRM: an isotonic regression of all N*K one-hot entries on all N*K probabilities, then rows divided by their sum.
+    """IRM: isotonic regression of all N*K one-hot entries on all N*K probabilities, followed by row normalisation.
 
-    A slope of 1e-9 is added so that the argmax stays where the regression is flat, and where that is not enough the
-    class of the largest logit leads by a rounding error; both need float64, which is what `transform` returns. Masked
-    entries are left out.
+    A slope of 1e-9 is added to keep the argmax where the regression is flat. If that is not enough, the class of the
+    largest logit leads by a rounding error. Both need float64, which `transform` returns. Masked entries are ignored.
 
     Attributes
     ----------
@@ -95,18 +94,18 @@ class MulticlassIsotonic(Calibrator[IsotonicResult]):
         alive = z != -torch.inf
         probs = torch.softmax(z.double(), dim=1)[alive].numpy()
         hits = torch.nn.functional.one_hot(y, z.shape[1])[alive].double().numpy()
-        # Probabilities that are equal up to rounding are one point of the regression, with the mean of their hits.
+        # Probabilities that are equal up to rounding form one point of the regression, with the mean of their hits.
         points, place = np.unique(probs, return_inverse=True)
         first = np.append(True, np.diff(points) > 1e-15 * points[1:])
         points, place = points[first], (np.cumsum(first) - 1)[place]
         counts = np.bincount(place)
         means = np.bincount(place, weights=hits) / counts
         levels = isotonic_regression(means, weights=counts.astype(float)).x
-        # Inside a flat stretch only its ends matter.
+        # Only the ends of a flat segment are needed.
         ends = np.ones(len(points), dtype=bool)
         ends[1:-1] = (levels[1:-1] != levels[:-2]) | (levels[1:-1] != levels[2:])
         knots, values = points[ends], levels[ends]
-        if len(knots) == 1:  # every probability the same: a constant, told by two knots
+        if len(knots) == 1:  # all probabilities are equal: a constant function, with two knots
             knots, values = np.array([knots[0], np.nextafter(knots[0], 2.0)]), np.repeat(values, 2)
         mapping = IsotonicMap(torch.from_numpy(knots), torch.from_numpy(values))
         return self._fitted(mapping, names, IsotonicResult(len(z), len(knots)))

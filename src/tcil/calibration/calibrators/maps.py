@@ -1,4 +1,4 @@
-"""The fitted functions from logits to calibrated log-probabilities: small modules, so that they save and export.
+"""The fitted functions from logits to calibrated log-probabilities, as small modules that can be saved and exported.
 
 A masked class (see `arrays`) has probability 0 and log-probability -inf in all of them.
 """
@@ -18,20 +18,20 @@ from tcil.foundation.errors import invalid
 
 NARROW = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
-_TEMPERATURES = (1e-100, 1e100)  # float32 logits reach from 1e-45 to 3e38; far beyond, z / T is not a number any more
+_TEMPERATURES = (1e-100, 1e100)  # float32 logits range from 1e-45 to 3e38; far beyond, z / T is no longer finite
 
 
 def _is_temperature(value: Tensor) -> bool:
-    """Whether a fit can leave this as a temperature."""
+    """Whether this is a valid fitted temperature."""
     return value.shape == () and value.dtype in _WIDE and _TEMPERATURES[0] <= float(value) <= _TEMPERATURES[1]
 
 
 def _narrowed(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same numbers in another type; refused where one of them is lost in it."""
+    """The same numbers in another type; raises if one of them underflows or overflows there."""
     moved = value.to(dtype)
     lost = ((moved == 0) & (value != 0)) | (torch.isinf(moved) & torch.isfinite(value))
     if bool(lost.any()):
-        given = f"{dtype}, in which {name} {float(value[lost].flatten()[0]):.3g} cannot be told"
+        given = f"{dtype}, which cannot represent {name} {float(value[lost].flatten()[0]):.3g}"
         raise invalid("dtype", given, "torch.float64 for these logits")
     return moved
 
@@ -41,9 +41,9 @@ def _is_flags(value: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def wide(logits: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Float64, so that no argmax is lost to rounding (float32 on devices with nothing wider), -inf where masked.
+    """The logits in float64, so that rounding changes no argmax (float32 on devices without it), -inf where masked.
 
-    Masked classes are looked for before a conversion to a narrower type, which may round what stands for them.
+    Masked classes are detected before a conversion to a narrower type, which may round the mask values.
     """
     if dtype == torch.float32:
         return mask_out(logits if logits.dtype in _WIDE else logits.float()).float()
@@ -51,7 +51,7 @@ def wide(logits: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def log_softmax_at(z: Tensor, temperature: Tensor) -> Tensor:
-    """log softmax(z / T); a row whose z / T leaves the floating-point range is shifted first, which changes nothing."""
+    """log softmax(z / T); a row whose z / T overflows is shifted first, which does not change the result."""
     scaled = z / temperature
     largest = scaled.amax(dim=1, keepdim=True)
     if torch.compiler.is_compiling() or not math.isfinite(float(largest.detach().sum())):
@@ -61,7 +61,7 @@ def log_softmax_at(z: Tensor, temperature: Tensor) -> Tensor:
 
 
 def keep_argmax(log_probs: Tensor, z: Tensor) -> Tensor:
-    """Where another class has caught up with that of the largest logit, the latter gets the least lead that shows."""
+    """Give the class of the largest logit a minimal margin in rows where rounding made another class as probable."""
     if not torch.compiler.is_compiling() and torch.equal(log_probs.argmax(dim=1), z.argmax(dim=1)):
         return log_probs
     top = z == z.amax(dim=1, keepdim=True)
@@ -73,16 +73,16 @@ def keep_argmax(log_probs: Tensor, z: Tensor) -> Tensor:
 
 
 class CalibrationMap(nn.Module):
-    """Log-probabilities of logits: what a calibrator leaves behind. Subclass it for a method of your own.
+    """A fitted function from logits to log-probabilities. Subclass it to write your own method.
 
-    Its buffers are its whole state; they never fall below float32.
+    Its buffers are its entire state; they are always float32 or wider.
 
     Attributes
     ----------
     needs_features : bool
-        With True, `transform` asks for features, and wrapped models supply them.
+        If True, `transform` requires features, and wrapped models provide them.
     dtype : torch.dtype
-        What to compute in: float64, or float32 in a model that was wrapped for serving.
+        Type of the computation: float64, or float32 in a model that was wrapped for serving.
 
     Examples
     --------
@@ -100,18 +100,18 @@ class CalibrationMap(nn.Module):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        raise TypeError(f"{type(self).__name__} defines no forward")
+        raise TypeError(f"{type(self).__name__} does not define forward")
 
     def believed(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
-        """The log-probabilities before predictions are kept, for maps that keep them; else those of `forward`."""
+        """The log-probabilities before predictions are restored, for maps that do so; else those of `forward`."""
         return cast(Tensor, self(logits, features))
 
     def at_prior(self, logits: Tensor, log_prior: Tensor, features: Tensor | None = None) -> Tensor:
-        """Log-probabilities where classes have other frequencies: Bayes' rule, log q + log prior, normalised."""
+        """Log-probabilities for other class frequencies, by Bayes' rule: log q + log prior, normalised."""
         return torch.log_softmax(self.believed(logits, features) + log_prior, dim=1)
 
     def sound(self, n_classes: int) -> bool:
-        """Whether the arrays are such as a fit on so many classes leaves them; checked when a file is loaded."""
+        """Whether the arrays can be those of a fit on `n_classes` classes; checked when a file is loaded."""
         return all(bool(torch.isfinite(value).all()) for value in self.buffers())
 
     def set_state(self, **state: Tensor) -> None:
@@ -120,14 +120,14 @@ class CalibrationMap(nn.Module):
             self.register_buffer(name, value)
 
     def answer_in(self, dtype: torch.dtype) -> None:
-        """Compute in this type from now on, and hold the arrays in it."""
+        """Compute in this type from now on, and convert the arrays to it."""
         for name, value in list(self.named_buffers()):
             if value.is_floating_point():
                 self.register_buffer(name, _narrowed(name, value, dtype))
         self.dtype = dtype
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CalibrationMap:
-        """Follow `.to(device)`, but not `.half()`: a temperature in half precision is another temperature."""
+        """Follow `.to(device)`, but not `.half()`, which would change the temperature."""
 
         def keep_wide(value: Tensor) -> Tensor:
             try:
@@ -146,7 +146,7 @@ class TemperatureMap(CalibrationMap):
     Parameters
     ----------
     temperature : tensor ()
-        In float64.
+        The temperature, in float64.
 
     Examples
     --------
@@ -193,11 +193,11 @@ class GroupTemperatureMap(CalibrationMap):
 
 
 class PriorAdjustedMap(CalibrationMap):
-    """q = log softmax(z / T + b [class is old]); where q would move the prediction, the other classes are evened out.
+    """log q = log softmax(z / T + b [class is old]), with an option to keep the predictions of z.
 
-    With `keep`, the most probable class stays that of z, with q as its confidence: where others have more, these are
-    mixed with the uniform distribution until none does. A confidence below 1 / K becomes 1 / K. K counts the classes
-    that are not masked in the row.
+    With `keep`, the most probable class of z stays the most probable one, and its confidence is its probability under
+    q. If another class is more probable, the other classes are mixed with the uniform distribution until none is. A
+    confidence below 1 / K becomes 1 / K. K is the number of unmasked classes in the row.
     """
 
     temperature: Tensor
@@ -225,10 +225,10 @@ class PriorAdjustedMap(CalibrationMap):
         return torch.log_softmax(self._scaled(wide(logits, self.dtype)), dim=1)
 
     def at_prior(self, logits: Tensor, log_prior: Tensor, features: Tensor | None = None) -> Tensor:
-        """Log-probabilities where classes have other frequencies.
+        """Log-probabilities for other class frequencies.
 
-        The bias of each class moves by its log prior. With `keep`, the most probable class is that of z / T with the
-        same shift: what the network predicts where classes have these frequencies.
+        The bias of each class is shifted by its log prior. With `keep`, the most probable class is that of z / T with
+        the same shift: the prediction of the network under these frequencies.
         """
         z = wide(logits, self.dtype)
         return self._kept(torch.log_softmax(self._scaled(z) + log_prior, dim=1), z / self.temperature + log_prior)
@@ -237,7 +237,7 @@ class PriorAdjustedMap(CalibrationMap):
         return z / self.temperature + self.bias * (~self.is_new)
 
     def _kept(self, log_q: Tensor, z: Tensor) -> Tensor:
-        """The log of q, in which the class of the largest z leads if predictions are kept."""
+        """The log of q; if predictions are kept, the class of the largest z is the most probable one."""
         top = z.argmax(dim=1, keepdim=True)
         overtaken = self.keep & (log_q.argmax(dim=1, keepdim=True) != top)
         if not torch.compiler.is_compiling() and not bool(overtaken.any()):
@@ -245,9 +245,9 @@ class PriorAdjustedMap(CalibrationMap):
         alive = z != -torch.inf
         n = alive.sum(dim=1, keepdim=True).to(z.dtype)
         mine = torch.zeros_like(log_q, dtype=torch.bool).scatter(1, top, True)
-        # Rows that need nothing are put aside: a logarithm of zero there would spoil their gradients.
+        # Rows that need no change are replaced: a logarithm of zero there would make their gradients NaN.
         rows = torch.where(overtaken, log_q, (-n.log()).expand_as(log_q))
-        # The margins are such that the prediction also stays when probabilities are rounded to float32.
+        # With these margins, rounding the probabilities to float32 does not change the prediction.
         confidence = torch.maximum(rows.gather(1, top).exp(), (1 + 2e-5) / n)
         rest = torch.softmax(rows.masked_fill(mine, -torch.inf), dim=1)
         most, uniform = rest.amax(dim=1, keepdim=True), alive / (n - 1).clamp(min=1)
@@ -258,9 +258,9 @@ class PriorAdjustedMap(CalibrationMap):
 
 
 class EnsembleMap(CalibrationMap):
-    """log(w0 softmax(z / T) + w1 softmax(z) + w2 / K), K the classes that are not masked in the row.
+    """log(w0 softmax(z / T) + w1 softmax(z) + w2 / K), where K is the number of unmasked classes in the row.
 
-    With w = (0, 0, 1) the class of the largest logit leads by as much as float64 can tell.
+    With w = (0, 0, 1), the class of the largest logit leads by the rounding error of float64.
     """
 
     temperature: Tensor
@@ -287,7 +287,7 @@ class EnsembleMap(CalibrationMap):
 
 
 class IsotonicMap(CalibrationMap):
-    """log of iso(p) + 1e-9 p, rows divided by their sum; iso is piecewise linear, constant outside its knots."""
+    """The log of iso(p) + 1e-9 p, normalised by row; iso is piecewise linear and constant outside its knots."""
 
     knots: Tensor
     values: Tensor
@@ -297,7 +297,7 @@ class IsotonicMap(CalibrationMap):
         self.set_state(knots=knots, values=values)
 
     def sound(self, n_classes: int) -> bool:
-        """Rising knots and values that do not fall, both between 0 and 1."""
+        """Increasing knots and non-decreasing values, both between 0 and 1."""
         both = (self.knots, self.values)
         fine = self.knots.shape == self.values.shape and self.knots.ndim == 1 and len(self.knots) >= 2
         fine = fine and all(part.dtype in _WIDE and bool(((part >= 0) & (part <= 1 + 1e-9)).all()) for part in both)
@@ -305,7 +305,7 @@ class IsotonicMap(CalibrationMap):
         return super().sound(n_classes) and rising
 
     def answer_in(self, dtype: torch.dtype) -> None:
-        """Answer in this type; knots may be closer than float32 can tell, so the work is done in float64."""
+        """Return this type. The computation stays in float64: knots may be closer than float32 can represent."""
         self.dtype = dtype
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -316,14 +316,14 @@ class IsotonicMap(CalibrationMap):
         right = places_in(self.knots, inside).clamp(1, self.knots.shape[0] - 1)
         x0, x1 = self.knots[right - 1], self.knots[right]
         y0, y1 = self.values[right - 1], self.values[right]
-        # The tie-break 1e-9 p keeps the argmax where iso is flat; it needs float64 to be seen beside iso(p).
+        # The tie-break 1e-9 p keeps the argmax where iso is flat; next to iso(p) it is visible only in float64.
         steps = y0 + (y1 - y0) * ((inside - x0) / (x1 - x0)) + 1e-9 * probs
         steps = steps.masked_fill(z == -torch.inf, 0.0)
         return keep_argmax((steps / steps.sum(dim=1, keepdim=True)).log().to(self.dtype), z.to(self.dtype))
 
 
 def copied(mapping: CalibrationMap) -> CalibrationMap:
-    """The same map with arrays of its own."""
+    """A copy of the map with its own arrays."""
     return type(mapping)(**{name: value.clone() for name, value in mapping.named_buffers()})
 
 
@@ -333,6 +333,6 @@ def on_device(mapping: CalibrationMap, device: torch.device) -> CalibrationMap:
 
 
 def full_precision(device_type: str) -> contextlib.AbstractContextManager[object]:
-    """No autocast: a calibration map never runs below float32."""
+    """Context that disables autocast: a calibration map never runs below float32."""
     on = torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if on else contextlib.nullcontext()

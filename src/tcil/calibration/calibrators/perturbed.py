@@ -30,17 +30,17 @@ from tcil.foundation.options import Option, Verdict
 from tcil.foundation.records import Record
 
 MAX_NOISE = 100.0
-TOLERANCE = 0.03  # of the clean accuracy
-LAST_TOLERANCE = 0.05  # the original's wider one for its last level
+TOLERANCE = 0.03  # relative to the clean accuracy
+LAST_TOLERANCE = 0.05  # the original's wider tolerance for the last level
 _SCAN = (0.0, *np.geomspace(MAX_NOISE / 2**14, MAX_NOISE, 29).tolist())  # half an octave apart
-_PRECISION = 1e-3  # of the noise: finer than the validation images resolve
-_ROUNDING = 1e-9  # of accuracies, which are multiples of 1/N
-_SIMPLEX_TOLERANCE = 1e-4  # the original's, of both noise and accuracy
-_SIMPLEX_EVALUATIONS = 200  # the original's: no step begins after so many
+_PRECISION = 1e-3  # relative to the noise; finer than the validation images can resolve
+_ROUNDING = 1e-9  # tolerance for accuracies, which are multiples of 1/N
+_SIMPLEX_TOLERANCE = 1e-4  # the original's, for both noise and accuracy
+_SIMPLEX_EVALUATIONS = 200  # the original's: no step starts after this many
 
 
 class NoiseSearch(Option):
-    """How PerturbTS looks for the noise that brings the accuracy down to a level.
+    """How PerturbTS searches for the noise that lowers the accuracy to a level.
 
     Examples
     --------
@@ -70,15 +70,15 @@ class NoiseLevel(Record):
     Attributes
     ----------
     target_accuracy : float
-        The accuracy wanted.
+        The target accuracy.
     noise : float
-        The standard deviation found for it.
+        The standard deviation of the noise that the search found.
     accuracy : float
-        The accuracy that the search saw at this noise.
+        The accuracy at this noise.
     reachable : bool
-        Whether that is close enough.
+        Whether it is within the tolerance of the target.
     evaluations : int
-        Passes over the data that the search took.
+        Number of passes over the data during the search.
 
     Examples
     --------
@@ -101,20 +101,20 @@ class NoiseLevel(Record):
 
 @dataclass(frozen=True)
 class PerturbedResult(Record):
-    """What PerturbTS found.
+    """The result of PerturbTS.
 
     Attributes
     ----------
     temperature : float or None
-        What logits are divided by; None where some level is not reachable.
+        The fitted temperature; None if some level is not reachable.
     reachable : bool
-        Whether every level is.
+        Whether every level is reachable.
     levels : tuple of tcil.results.NoiseLevel
-        From the clean accuracy down to chance.
+        The levels, from the clean accuracy down to chance.
     verdicts : tuple of tcil.options.Verdict
-        "ok", or what was out of the ordinary.
+        "ok", or what was unusual.
     n_samples : int
-        Validation images.
+        Number of validation images.
 
     Examples
     --------
@@ -138,43 +138,44 @@ class PerturbedResult(Record):
 
 @dataclass(eq=False, kw_only=True)
 class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
-    """PerturbTS: noise levels chosen so that accuracy falls evenly from its clean value to 1/K; TS on all together.
+    """PerturbTS: temperature scaling on inputs with several levels of noise.
 
-    Noise is Gaussian, added to the inputs as the network takes them, unclipped.
+    The noise levels are chosen so that the accuracy falls evenly from its clean value to 1/K. The temperature is fitted
+    on all levels together. Noise is Gaussian and added to the network's inputs without clipping.
 
-    The default search freezes one draw of it for the whole fit. The noise of a level is the smallest at which the
-    accuracy falls to the level's target; where it stays above, the smallest at which it comes within the tolerance.
-    The tolerance is 0.03 times the clean accuracy, 0.05 times at the last level, as in the original. "The smallest" is
-    found by a scan in steps of half an octave and a bisection to 0.1 % of the noise. If no noise up to 100 will do for
+    The default search uses one fixed draw of noise for the whole fit. The noise of a level is the smallest at which the
+    accuracy falls to the level's target or, if it never does, the smallest at which it is within the tolerance. The
+    tolerance is 0.03 times the clean accuracy, and 0.05 times at the last level, as in the original. The smallest noise
+    is found by a scan in steps of half an octave and a bisection to 0.1 % of the noise. If no noise up to 100 reaches
     some level, the result is "not reachable" instead of a number, and `temperature_` and `transform` raise
     `NotReachableError`.
 
     ``search="nelder-mead"`` is the search of the original implementation. It draws fresh noise at every evaluation and
     once more for the final fit, starts each level at the noise of the previous one, and stops a level when the
     accuracy is within the tolerance, when both noise and accuracy have converged to 1e-4, or after 200 evaluations. It
-    returns a temperature even if it missed levels; `result_.reachable` tells.
+    returns a temperature even if it missed levels; `result_.reachable` is then False.
 
     Parameters
     ----------
     n_levels : int
-        Levels of accuracy, with the clean one.
+        Number of accuracy levels, including the clean one.
     search : {"monotone", "nelder-mead"}
         How the noise of a level is found (`tcil.options.NoiseSearch`).
     start : float
-        Where the Nelder-Mead search starts.
+        Initial noise of the Nelder-Mead search.
     bounded : bool
-        Keep T in [0.05, 5], as the original does. If False, T is that of the likelihood.
+        Keep T in [0.05, 5], as the original does. If False, T maximises the likelihood without bounds.
     seed : int
-        Draws the noise.
+        Seed of the noise.
     batch_size : int
         Images per forward pass.
     device : str or torch.device, optional
-        Where the model runs. Default: where it is.
+        Where the model runs. Default: where its parameters are.
 
     Attributes
     ----------
     temperature_ : float
-        What logits are divided by; raises `NotReachableError` where there is none.
+        The fitted temperature; raises `NotReachableError` if there is none.
     result_ : tcil.results.PerturbedResult
         The temperature and all levels.
     classes_ : tuple of int
@@ -235,11 +236,11 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
         classes : iterable of int, optional
             The label of each logit column. Default: 0 to the largest label.
         columns : iterable of int, optional
-            Which columns of a wider head these are. Default: the first ones.
+            The logit columns of the classes, for a wider head. Default: the first ones.
         unpack : two keys, two positions or a function, optional
-            Where a batch has its inputs and labels.
+            How to get inputs and labels from a batch.
         max_batches : int
-            A loader without a length is refused after this many batches.
+            Maximum number of batches of a loader without a length; more raise an error.
 
         Returns
         -------
@@ -259,7 +260,7 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
                 names = names or tuple(range(int(labels.max()) + 1))
                 if not 2 <= len(names) <= width:
                     raise invalid("classes", f"{len(names)} labels", f"2 to {width}, the model's logit columns")
-                own = label_columns(labels, names, "valid labels", width, stream.doubt)
+                true_columns = label_columns(labels, names, "valid labels", width, stream.doubt)
                 frozen = self.search is NoiseSearch.MONOTONE
                 generator = torch.Generator().manual_seed(self.seed)
 
@@ -272,11 +273,11 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
                     return pick_columns(noisy[0], len(names), places)
 
                 def accuracy_at(noise: float) -> float:
-                    return float((logits_at(noise).argmax(dim=1) == own).double().mean())
+                    return float((logits_at(noise).argmax(dim=1) == true_columns).double().mean())
 
                 clean = pick_columns(clean, len(names), places)
-                check_own_unmasked(clean, own, names, "valid labels")
-                clean_accuracy = float((clean.argmax(dim=1) == own).double().mean())
+                check_own_unmasked(clean, true_columns, names, "valid labels")
+                clean_accuracy = float((clean.argmax(dim=1) == true_columns).double().mean())
                 alive = clean != -torch.inf
                 chance = 1 / len(names) if bool(alive.all()) else float((1 / alive.double().sum(dim=1)).mean())
                 targets = np.linspace(clean_accuracy, chance, self.n_levels).tolist()
@@ -287,16 +288,17 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
                 temperature: float | None = None
                 verdicts: tuple[Verdict, ...] = (Verdict.NOT_REACHABLE,)
                 reachable = all(level.reachable for level in levels)
-                if reachable or not frozen:  # the original gives a number whatever it found
+                if reachable or not frozen:  # the original returns a number even if it missed levels
                     union = torch.cat([clean, *(logits_at(level.noise) for level in levels[1:])])
-                    temperature, verdict = union_temperature(union, own.repeat(self.n_levels), bounded=self.bounded)
+                    targets_of_union = true_columns.repeat(self.n_levels)
+                    temperature, verdict = union_temperature(union, targets_of_union, bounded=self.bounded)
                     verdicts = (verdict,)
-        result = PerturbedResult(temperature, reachable, levels, verdicts, len(own))
+        result = PerturbedResult(temperature, reachable, levels, verdicts, len(true_columns))
         mapping = self._map(float("nan") if temperature is None else temperature)
         used = UsedWeights.of(model, classifier.head, places or range(len(names)))
         self._fitted(mapping, names, result, head_width=width, columns=places, source=classifier.head, model_hash=used)
         for verdict in verdicts:
-            warn_unless_ok(verdict, "PerturbedTemperatureScaling", len(own))
+            warn_unless_ok(verdict, "PerturbedTemperatureScaling", len(true_columns))
         return self
 
     def _mapping(self) -> CalibrationMap:
@@ -311,7 +313,7 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
 
 
 def union_temperature(z: Tensor, y: Tensor, *, bounded: bool) -> tuple[float, Verdict]:
-    """argmin over T > 0, or over T in [0.05, 5], where the nearest bound is the answer: the loss is convex in 1/T."""
+    """argmin over T > 0, or over T in [0.05, 5]: there the nearest bound, since the loss is convex in 1/T."""
     fit = solve_temperature(z, y)
     if not bounded or fit.verdict is Verdict.CONSTANT_LOGITS:
         return fit.temperature, fit.verdict
@@ -321,15 +323,16 @@ def union_temperature(z: Tensor, y: Tensor, *, bounded: bool) -> tuple[float, Ve
 
 
 def _tolerances(targets: list[float]) -> list[float]:
-    """How far from its target the accuracy of each level below the clean one may be."""
+    """The tolerance of each level's accuracy, for all levels below the clean one."""
     return [targets[0] * TOLERANCE] * (len(targets) - 2) + [targets[0] * LAST_TOLERANCE]
 
 
 def monotone_levels(accuracy_at: Callable[[float], float], targets: list[float]) -> tuple[NoiseLevel, ...]:
-    """For each target the smallest noise at which the accuracy falls to it, or else comes within the tolerance.
+    """For each target, the smallest noise at which the accuracy falls to it, or else is within the tolerance.
 
-    One scan of at most 29 evaluations serves all levels, and no noise is tried twice. A level adds at most 10, or 20
-    where the accuracy jumps over the tolerance. A level that is not reachable has the noise whose accuracy is nearest.
+    One scan of at most 29 evaluations serves all levels, and no noise is tried twice. A level adds at most 10
+    evaluations, or 20 if the accuracy jumps over the tolerance. A level that is not reachable gets the noise whose
+    accuracy is nearest.
     """
     clean = targets[0]
     seen = {0.0: clean}
@@ -371,17 +374,17 @@ def monotone_levels(accuracy_at: Callable[[float], float], targets: list[float])
 def nelder_mead_levels(
     accuracy_at: Callable[[float], float], targets: list[float], start: float
 ) -> tuple[NoiseLevel, ...]:
-    """The original's search: each level starts a simplex {x, 1.5 x} at the noise of the level before.
+    """The original's search: each level starts a simplex {x, 1.5 x} at the noise of the previous level.
 
-    `accuracy_at` may draw: no evaluation is repeated, and what the search saw at a noise is what counts.
+    `accuracy_at` may be random: no evaluation is repeated, and the accuracy seen during the search is reported.
     """
     clean = targets[0]
     levels = [NoiseLevel(clean, 0.0, clean, True, 0)]
     for target, tolerance in zip(targets[1:], _tolerances(targets), strict=True):
-        found, evaluations = _simplex(accuracy_at, target, start, tolerance)
-        start = found.noise
-        # A negative standard deviation draws from the same distribution as its absolute value.
-        levels.append(NoiseLevel(target, abs(found.noise), found.accuracy, found.miss < tolerance, evaluations))
+        best, evaluations = _simplex(accuracy_at, target, start, tolerance)
+        start = best.noise
+        # A negative standard deviation gives the same distribution as its absolute value.
+        levels.append(NoiseLevel(target, abs(best.noise), best.accuracy, best.miss < tolerance, evaluations))
     return tuple(levels)
 
 
@@ -397,7 +400,7 @@ class _Vertex:
 def _simplex(
     accuracy_at: Callable[[float], float], target: float, start: float, tolerance: float
 ) -> tuple[_Vertex, int]:
-    """Nelder-Mead in one dimension, where a simplex is two points, and the number of evaluations.
+    """Nelder-Mead in one dimension, where a simplex is two points; returns the best point and the evaluations.
 
     It ends when the better point is within the tolerance, or when the two agree to 1e-4 both in noise and in accuracy.
     """
@@ -422,7 +425,7 @@ def _simplex(
             outside = reflected.miss < worst.miss
             new = at(best.noise + (step / 2 if outside else -step / 2))
             if not (new.miss <= reflected.miss if outside else new.miss < worst.miss):
-                new = at(best.noise - step / 2)  # shrink: with fresh noise another draw
+                new = at(best.noise - step / 2)  # shrink: fresh noise, so evaluated again
         best, worst = sorted((best, new), key=_by_miss)
     return best, evaluations
 

@@ -42,9 +42,9 @@ class TCILResult(Record):
     Attributes
     ----------
     temperature : float
-        The logits are divided by it.
+        The fitted temperature: logits are divided by it.
     magnitude : float
-        How far exemplars were pushed, so that the new ones have `target_temperature`.
+        The magnitude of the perturbation, at which new exemplars have `target_temperature`.
     target_temperature : float
         The temperature of the new task's validation set.
     reachable : bool
@@ -52,17 +52,17 @@ class TCILResult(Record):
     verdicts : tuple of Verdict
         What was unusual; `Verdict.OK` alone if nothing was.
     trace : tuple of SearchStep
-        Every step of the magnitude search.
+        The steps of the magnitude search.
     bracket : tuple of float
         The range of magnitudes that was searched.
     target : TemperatureFit
         The fit on the validation set.
     memory : TemperatureFit or None
-        The final fit on all perturbed exemplars; None where the validation set identifies no temperature.
+        The final fit on all perturbed exemplars; None if the validation set identifies no temperature.
     n_exemplars, n_new_exemplars : int
-        Exemplars in memory, and those of new classes among them.
+        Number of exemplars in memory, and of those of new classes.
     n_valid, n_valid_ignored : int
-        Validation rows of new classes, and those of old classes, which are not used.
+        Number of validation rows of new classes, and of old classes, which are not used.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class TCILResult(Record):
 
 
 class SeenModel(TypedDict):
-    """What was noted of the network during a fit, as a calibrator keeps it."""
+    """What a fit stores about the network."""
 
     head_width: int | None
     columns: tuple[int, ...] | None
@@ -108,25 +108,25 @@ class SeenModel(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class TCILEvidence(Record):
-    """What T-CIL learns from: logits over `classes`, and their columns.
+    """The data behind a T-CIL fit: logits over `classes`, and the columns of their labels.
 
     Attributes
     ----------
     result : TCILResult
-        What T-CIL made of it.
+        The result of the fit.
     classes : tuple of int
         The label of each column.
     is_new : Tensor
         Which columns are new, (K,).
     valid : pair of Tensor
-        Logits and columns of the rows of new classes in the validation set.
+        Logits and label columns of the validation rows of new classes.
     pushed : pair of Tensor or None
-        Those of all exemplars at the magnitude found, the new ones first; None where the validation set identifies no
-        temperature.
+        Logits and label columns of all exemplars at the fitted magnitude, new classes first; None if the validation
+        set identifies no temperature.
     model : dict
-        What was noted of the network.
+        Properties of the network: width and position of its head, hash of its weights.
     scales : str
-        In words, which values the inputs have.
+        Description of the range of the inputs.
 
     Examples
     --------
@@ -158,8 +158,8 @@ class TCIL(SingleTemperature[TCILResult]):
     """T-CIL: one temperature for old and new classes, from validation data of the newest task only.
 
     1. Fit the target temperature on the new task's validation set.
-    2. Give every exemplar a direction: along the sign of the input gradient of the cross-entropy toward another class.
-       That class has the nearest mean feature for old exemplars and the farthest for new ones (`policy`).
+    2. Choose a direction for every exemplar: the sign of the input gradient that leads toward another class. For old
+       exemplars that is the class with the nearest feature mean, for new ones the class with the farthest (`policy`).
     3. Search the magnitude in [0, 1] at which the perturbed new exemplars have the target temperature (`search`,
        `tolerance`).
     4. Fit the temperature on all exemplars, perturbed by that magnitude.
@@ -167,7 +167,7 @@ class TCIL(SingleTemperature[TCILResult]):
     Parameters
     ----------
     policy : DirectionPolicy or str, default "paper"
-        The class that an exemplar is pushed toward.
+        The class toward which an exemplar is perturbed.
     tolerance : float, default 1e-3
         Width of the last bracket of the magnitude search.
     search : SearchMethod or str, default "interpolation"
@@ -176,9 +176,9 @@ class TCIL(SingleTemperature[TCILResult]):
         How a temperature is fitted: "exact", or "sgd" for the authors' schedule, which is too noisy for interpolation
         and always uses bisection.
     seed : int, default 0
-        For the random policy and SGD.
+        Seed of the random policy and of SGD.
     batch_size : int, default 64
-        Images in one pass through the network.
+        Images per forward pass.
     device : str or torch.device, optional
         Where the network runs. Default: where its parameters are.
 
@@ -191,7 +191,7 @@ class TCIL(SingleTemperature[TCILResult]):
     classes_ : tuple of int
         The label of each logit column.
     evidence_ : TCILEvidence
-        The logits that the last `fit` learned from; not stored by `save`.
+        The logits that the last `fit` used; not stored by `save`.
 
     Examples
     --------
@@ -239,9 +239,9 @@ class TCIL(SingleTemperature[TCILResult]):
 
     @property
     def evidence_(self) -> TCILEvidence:
-        """The logits that the last `fit` learned from; not stored by `save`."""
+        """The logits that the last `fit` used; not stored by `save`."""
         if self._evidence is None:
-            raise NotFittedError("TCIL has no evidence: it was not fitted yet, or was loaded from a file")
+            raise NotFittedError("TCIL has no evidence: it is not fitted yet, or was loaded from a file")
         return self._evidence
 
     def fit(
@@ -259,33 +259,33 @@ class TCIL(SingleTemperature[TCILResult]):
     ) -> Self:
         """Fit after a task. The model and all random states are left unchanged.
 
-        If one set is normalised and the other is not, or pixels are divided by 255 in one only, the verdict is
-        `input_scales_differ`. Smaller differences, such as two ways to normalise, are not detected.
+        If only one of the two sets is normalised, or divided by 255, the verdict is `input_scales_differ`. Smaller
+        differences, such as different means and standard deviations, are not detected.
 
         Parameters
         ----------
         model : torch.nn.Module
             The trained network.
         memory : pair of tensors or arrays, Dataset or DataLoader
-            Exemplars of all classes, (inputs, labels), with inputs as the network takes them. Datasets are anything
-            with a length and examples by index; loaders are streamed.
+            Exemplars of all classes, (inputs, labels), with inputs as the network takes them. A Dataset is any object
+            with a length and indexing; loaders are streamed.
         valid : as memory
             The new task's validation set.
         new_classes : iterable of int
             The labels of the new task.
         classes : iterable of int, optional
-            `classes[i]` is the label of logit column i; by default i itself, with K one more than the largest label in
-            memory and new_classes. A wider head is cut to its first K columns.
+            `classes[i]` is the label of logit column i. Default: i itself, with K one more than the largest label in
+            memory and new_classes. Of a wider head, the first K columns are used.
         columns : iterable of int, optional
-            The logit columns of the classes, instead of the first K: where a fixed head has a column for every label,
+            The logit columns of the classes, instead of the first K. If a fixed head has a column for every label,
             pass the labels seen so far.
         features : str, callable or pair of callables, optional
             The head or the feature layer, if it is not found automatically.
         unpack : callable or pair, optional
-            Where a batch has its inputs and labels: two keys of a dict, two positions in a tuple, or a function.
+            How to get inputs and labels from a batch: two keys of a dict, two positions in a tuple, or a function.
         max_batches : int
-            A loader without a length is refused after this many batches, and as memory when more than 8 GiB of new
-            exemplars would be kept.
+            Maximum number of batches of a loader without a length; more raise an error. So does such a memory of more
+            than 8 GiB of new exemplars.
 
         Returns
         -------
@@ -316,7 +316,7 @@ class TCIL(SingleTemperature[TCILResult]):
         unpack: Unpack | None = None,
         max_batches: int = MAX_BATCHES,
     ) -> TCILEvidence:
-        """What `fit` learns its temperature from, for methods that build on it; the arguments are those of `fit`."""
+        """Compute the data behind a fit, for methods that build on T-CIL; takes the arguments of `fit`."""
         if valid is None:
             raise missing_valid()
         new = as_new_classes(new_classes)
@@ -336,7 +336,7 @@ class TCIL(SingleTemperature[TCILResult]):
         return TCILEvidence(result, exemplars.classes, exemplars.is_new, validation.rows, answer.pushed, seen, scales)
 
     def _calibrate(self, exemplars: Exemplars, valid: _Validation) -> _Answer:
-        """Algorithm 1, whose line 3, the class means, came with the exemplars."""
+        """Algorithm 1 of the paper; its line 3, the class means, is done when the exemplars are read."""
         target = self._temperature(*valid.rows)  # line 2
         if target.verdict is not Verdict.OK:
             return _Answer(target, self._no_search(exemplars, target))
@@ -359,7 +359,7 @@ class TCIL(SingleTemperature[TCILResult]):
         )
 
     def _no_search(self, exemplars: Exemplars, target: TemperatureFit) -> MagnitudeSearch:
-        """Without a target there is nothing to search for; the end of the bracket says on which side it would be."""
+        """The outcome without a target temperature; the magnitude is the end of the bracket nearest to the target."""
         end = 1.0 if target.verdict is Verdict.ANTI_INFORMATIVE else 0.0
         clean = SearchStep(0.0, self._temperature(exemplars.new_logits, exemplars.new_columns).limit)
         return MagnitudeSearch(end, False, (0.0, 1.0), (clean,), (Verdict.DEGENERATE_VALID,))
@@ -371,7 +371,7 @@ class TCIL(SingleTemperature[TCILResult]):
 
 @dataclass(frozen=True, eq=False)
 class _Validation:
-    """The validation set without rows of old classes, how many those were, and what values all inputs have."""
+    """The validation set without rows of old classes, the number of those, and the range of all inputs."""
 
     rows: tuple[Tensor, Tensor]
     n_ignored: int
@@ -381,7 +381,7 @@ class _Validation:
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """What Algorithm 1 leaves: no temperature and no logits where there was no target."""
+    """The results of Algorithm 1; without a target, there is no temperature and there are no logits."""
 
     target: TemperatureFit
     search: MagnitudeSearch
@@ -406,7 +406,7 @@ def _read_validation(exemplars: Exemplars, stream: ExampleStream) -> _Validation
 def _check_known_labels(
     memory: ExampleStream, valid: ExampleStream, names: tuple[int, ...] | None, new: tuple[int, ...]
 ) -> None:
-    """Where labels are known without a pass, they are refused before the model runs."""
+    """Check labels that are available without a pass, before the model runs."""
     if memory.labels is None:
         return
     classes = check_coverage(memory.labels.unique(), names, new, memory.doubt)
@@ -415,7 +415,7 @@ def _check_known_labels(
 
 
 def _check_valid(labels: Tensor, names: tuple[int, ...], new: tuple[int, ...], doubt: str) -> Tensor:
-    """The columns of the validation labels, which must be known and some of them new."""
+    """The columns of the validation labels; raises unless all are valid and some are of new classes."""
     columns = label_columns(labels, names, "valid labels", len(names), doubt)
     if not bool(torch.isin(labels, torch.tensor(new)).any()):
         given = f"{len(labels)} rows, none of a new class"
@@ -424,7 +424,7 @@ def _check_valid(labels: Tensor, names: tuple[int, ...], new: tuple[int, ...], d
 
 
 def _noted(exemplars: Exemplars, valid: _Validation, scales_differ: bool) -> tuple[Verdict, ...]:
-    """What is out of the ordinary about the data, whatever the search found."""
+    """Verdicts about the data, independent of the search."""
     new, present = exemplars.is_new.nonzero().squeeze(1).tolist(), set(valid.rows[1].tolist())
     seen = {
         Verdict.OLD_ROWS_IN_VALID: valid.n_ignored > 0,
@@ -464,7 +464,7 @@ def _seen_model(model: nn.Module, exemplars: Exemplars) -> SeenModel:
 
 
 def warn_of(result: TCILResult, who: str, scales: str) -> None:
-    """Say whatever was out of the ordinary; `scales` are the values of the inputs, in words."""
+    """Warn of every unusual verdict; `scales` describes the range of the inputs."""
     details = {
         Verdict.OLD_ROWS_IN_VALID: f"valid: {result.n_valid_ignored} rows",
         Verdict.CLASSES_NOT_IN_VALID: f"valid: {result.n_valid} rows",
@@ -476,7 +476,7 @@ def warn_of(result: TCILResult, who: str, scales: str) -> None:
         Verdict.TARGET_BELOW_RANGE: f"target {result.target_temperature:.4g}",
         Verdict.DEGENERATE_VALID: f"valid: {result.target.verdict}",
         Verdict.DEGENERATE_MEMORY: f"memory: {result.memory.verdict}" if result.memory else "",
-        Verdict.IMBALANCE_BELOW_ONE: "new classes / old ones is expected",
+        Verdict.IMBALANCE_BELOW_ONE: "expected: images of a new class / images of an old one",
         Verdict.NOT_IDENTIFIED: f"valid: {result.n_valid} rows",
         Verdict.TARGET_JUMPED: f"{result.n_new_exemplars} new exemplars",
         Verdict.OUT_OF_DEPTH: f"valid: {result.n_valid} rows",

@@ -1,4 +1,4 @@
-"""Temperature scaling of logits: one temperature, the first task's for all tasks, or one per predicted group."""
+"""Temperature scaling of logits: with one temperature, with that of the first task, or with one per predicted group."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tcil.foundation.records import Record
 class TemperatureScaling(SingleTemperature[TemperatureFit]):
     """TS (Guo et al. 2017): the temperature that minimises the cross-entropy of the given logits.
 
-    In class-incremental learning only the newest task has held-out logits, its validation set, which is why TS alone
-    leaves old classes over-confident. On the test set of all classes it is the paper's oracle, Optimal TS.
+    In class-incremental learning, only the newest task has held-out logits (its validation set), so that TS leaves old
+    classes over-confident. Fitted on the test set of all classes, it is the paper's oracle, Optimal TS.
 
     Parameters
     ----------
     solver : {"exact", "sgd"}
         How the temperature is found (`tcil.options.Solver`).
     seed : int
-        Orders the batches of the SGD solver.
+        Seed for the order of the SGD solver's batches.
 
     Attributes
     ----------
     temperature_ : float
-        What logits are divided by.
+        The fitted temperature: logits are divided by it.
     result_ : tcil.results.TemperatureFit
         The temperature with its verdict.
     classes_ : tuple of int
@@ -90,15 +90,15 @@ class TemperatureScaling(SingleTemperature[TemperatureFit]):
 
 @dataclass(eq=False, kw_only=True)
 class FirstTaskTemperatureScaling(SingleTemperature[TemperatureFit]):
-    """The first task's temperature, kept for all tasks: the simplest calibrator that remembers.
+    """The first task's temperature, kept for all tasks: the simplest calibrator with a history.
 
-    Call `partial_fit` with the validation logits of each task. Only those of the first task are used; later ones say
-    how many classes there are.
+    Call `partial_fit` with the validation logits of each task. Only those of the first task are used; later ones only
+    give the number of classes.
 
     Attributes
     ----------
     temperature_ : float
-        What logits are divided by.
+        The fitted temperature: logits are divided by it.
     result_ : tcil.results.TemperatureFit
         The temperature with its verdict; in later tasks `n_samples` is 0.
     classes_ : tuple of int
@@ -207,11 +207,11 @@ class GroupTemperatureResult(Record):
     Attributes
     ----------
     old, new : tcil.results.TemperatureFit or None
-        The fit on samples predicted as old and as new classes; None where there are none.
+        The fit on samples predicted as old and as new classes; None if there are none.
     temperatures : tuple of two floats
-        Those of the old and the new group; 1 for a group without samples.
+        Temperatures of the old and the new group; 1 for a group without samples.
     verdicts : tuple of two tcil.options.Verdict
-        That of the old group, then that of the new one.
+        Verdicts of the old and the new group.
 
     Examples
     --------
@@ -228,13 +228,13 @@ class GroupTemperatureResult(Record):
 
     @property
     def temperatures(self) -> tuple[float, float]:
-        """Those of the old and of the new group; 1 for a group without samples."""
+        """Temperatures of the old and the new group; 1 for a group without samples."""
         old, new = (1.0 if fit is None else fit.temperature for fit in (self.old, self.new))
         return old, new
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """That of the old group, then that of the new one."""
+        """Verdicts of the old and the new group."""
         return tuple(Verdict.EMPTY_GROUP if fit is None else fit.verdict for fit in (self.old, self.new))
 
 
@@ -242,9 +242,9 @@ class GroupTemperatureResult(Record):
 class GroupTemperatureScaling(Calibrator[GroupTemperatureResult]):
     """One temperature for samples predicted as old classes and one for those predicted as new.
 
-    Needs labelled logits of all classes (old-task validation data, or an oracle), so it is never ranked with the
-    calibrators that do without. A group that nothing is predicted into keeps T = 1, and the fit warns of it where the
-    group has classes at all; so does a group whose samples identify no temperature.
+    It needs labelled logits of all classes (old-task validation data, or an oracle), so it is not ranked with the
+    calibrators that do not. A group without predicted samples, or whose samples identify no temperature, keeps T = 1.
+    The fit warns of this if the group has classes.
 
     Attributes
     ----------
@@ -280,7 +280,7 @@ class GroupTemperatureScaling(Calibrator[GroupTemperatureResult]):
         *,
         classes: Iterable[Any] | None = None,
     ) -> Self:
-        """Fit on logits and labels of old and new classes alike.
+        """Fit on logits and labels of old and new classes.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""A network followed by its calibration, as one module: what `wrap` gives."""
+"""A network followed by its calibration, as one module: the result of `wrap`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tcil.foundation.errors import invalid
 
 
 class CalibratedModel(nn.Module):
-    """A network followed by its calibration: gives log-probabilities over `classes`.
+    """A network followed by its calibration: returns log-probabilities over `classes`.
 
-    Made by `calibrator.wrap(model)`. The network is shared, not copied.
+    Created by `calibrator.wrap(model)`. The network is shared, not copied.
 
     Attributes
     ----------
@@ -69,10 +69,10 @@ class CalibratedModel(nn.Module):
         self.training = self.calibration.training = model.training
 
     def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-        """Calibrated log-probabilities of the inputs, (N, K), in the type of `wrap`; arguments go to the network."""
-        model, calibration = self.model, self.calibration  # once: modules look their parts up slowly
+        """Calibrated log-probabilities (N, K) in the dtype given to `wrap`; arguments are passed to the network."""
+        model, calibration = self.model, self.calibration  # once, since attribute access of modules is slow
         inputs = args if x is None else (x, *args)
-        # As in fit: the first tensor is the input, and comes in the precision of the weights.
+        # As in fit, the first tensor is the input and is cast to the precision of the weights.
         given = next((value for value in (*inputs, *kwargs.values()) if isinstance(value, Tensor)), None)
         if given is not None and (taken := as_taken(model, given)) is not given:
             inputs = tuple(taken if value is given else value for value in inputs)
@@ -83,16 +83,16 @@ class CalibratedModel(nn.Module):
             features = at_least_float32(features.flatten(1))
         else:
             logits = select_logits(model(*inputs, **kwargs))
-        width, known = logits.shape[1], len(self.classes)
-        if width < known or (self._head_width is not None and width != self._head_width):
+        width, n_classes = logits.shape[1], len(self.classes)
+        if width < n_classes or (self._head_width is not None and width != self._head_width):
             raise invalid(
                 "model",
                 f"{width} logits",
-                f"{self._head_width or known}, as the calibrator was fitted on",
-                "Fit a new calibrator after a new task, or say wrap(model, wider_head=True) to slice the head.",
+                f"{self._head_width or n_classes}, as the calibrator was fitted on",
+                "Fit a new calibrator after a new task, or use wrap(model, wider_head=True) to slice the head.",
             )
         with full_precision(logits.device.type):
-            picked = pick_columns(logits, known, self._columns)
+            picked = pick_columns(logits, n_classes, self._columns)
             if self._at_prior:
                 answer = calibration.at_prior(picked, cast(Tensor, calibration.log_prior), features)
             else:

@@ -1,1 +1,1 @@
-"""What users hand over: data sets, networks, and what their last layer reads."""
+"""User input: datasets, networks, and the features that their last layer reads."""

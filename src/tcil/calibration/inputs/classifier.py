@@ -1,4 +1,4 @@
-"""A user's trained network as the calibrators see it: logits, features and input gradients; handed back untouched."""
+"""A user's trained network as calibrators use it (logits, features, input gradients); it is left unchanged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """A digest of the network's parameters and buffers: names, shapes, types and bytes, whatever the device."""
+    """A digest of the network's parameters and buffers (names, shapes, types, bytes), independent of the device."""
     return _digest(_tensors(model).items())
 
 
@@ -54,9 +54,9 @@ _MOST_AXES = 64  # of a tensor
 
 @dataclass(frozen=True)
 class HeadTensor:
-    """A tensor of the head with an entry for each of its `width` logit columns along `axis`, the first being `first`.
+    """A tensor of the head with an entry for each of `width` logit columns along `axis`, starting at column `first`.
 
-    `apart` says that a column depends on its own entries only, so that those of columns not used do not matter.
+    `apart`: each column depends on its own entries only, so that the entries of unused columns do not matter.
     """
 
     name: str
@@ -76,8 +76,8 @@ class HeadTensor:
         if self.axis >= value.ndim:
             raise ValueError(f"{self.name} without an axis {self.axis}")
         width = min(self.width, value.shape[self.axis])
-        own = [column - self.first for column in columns] if self.apart else range(width)
-        places = [place for place in own if 0 <= place < width]
+        needed = [column - self.first for column in columns] if self.apart else range(width)
+        places = [place for place in needed if 0 <= place < width]
         return value.index_select(self.axis, torch.tensor(places, dtype=torch.long, device=value.device))
 
 
@@ -85,7 +85,7 @@ class HeadTensor:
 class UsedWeights:
     """A digest of the weights that some logit columns depend on: the body, and these columns of the head.
 
-    The head may grow without a change: by columns, or by further heads in the list of modules `grows`.
+    The digest does not change if the head grows, by columns or by further heads in the list of modules `grows`.
     """
 
     digest: str
@@ -95,7 +95,7 @@ class UsedWeights:
 
     @classmethod
     def of(cls, model: nn.Module, source: FeatureSource | None, columns: Sequence[int]) -> UsedWeights | str:
-        """The weights that these columns of the model depend on; the hash of all where the head is not known."""
+        """The weights that these columns of the model depend on; the hash of all weights if the head is unknown."""
         plain = unwrap(model)
         if source is None or not source.parts:
             return weights_hash(plain)
@@ -108,11 +108,11 @@ class UsedWeights:
                     axis = value.shape.index(width)
                     head += [HeadTensor(k, axis, first, width, apart and not tied) for k in (key, *tied)]
             first += width
-        known = cls("", tuple(head), tuple(name for name, _ in source.parts), source.grows)
-        return replace(known, digest=known._digest_of(plain, columns))
+        used = cls("", tuple(head), tuple(name for name, _ in source.parts), source.grows)
+        return replace(used, digest=used._digest_of(plain, columns))
 
     def match(self, model: nn.Module, columns: Sequence[int]) -> bool:
-        """Whether these columns of the model depend on the very same weights."""
+        """Whether these columns of the model depend on the same weights."""
         return self._digest_of(unwrap(model), columns) == self.digest
 
     def _digest_of(self, model: nn.Module, columns: Sequence[int]) -> str:
@@ -130,35 +130,35 @@ class UsedWeights:
         )
 
     def _further_heads(self, model: nn.Module) -> list[str]:
-        """The modules added to the list of heads that are heads as well: like the last one known, but for the width.
+        """The modules added to the list of heads that are heads too: like the last known one, except for the width.
 
-        Anything else there may work on the logits, as a bias correction does. So may a module like a head where there
-        are as many features as logits.
+        Any other module in the list may process the logits, like a bias correction. If there are as many features as
+        logits, a module that looks like a head may do so too.
         """
         if self.grows is None:
             return []
         last = f"{self.heads[-1]}."
         axes = {tensor.name.removeprefix(last): tensor.axis for tensor in self.head if tensor.name.startswith(last)}
         n_logits = max((tensor.first + tensor.width for tensor in self.head), default=0)
-        known, found = model.get_submodule(self.heads[-1]), list[str]()
+        last_head, further = model.get_submodule(self.heads[-1]), list[str]()
         for name in later_heads(model, self.grows, self.heads):
             module = model.get_submodule(name)
-            widths, same = _compared(_tensors(known), _tensors(module), axes)
-            if type(module) is not type(known) or widths is None or len(widths) != 1 or n_logits in same:
+            widths, same = _compared(_tensors(last_head), _tensors(module), axes)
+            if type(module) is not type(last_head) or widths is None or len(widths) != 1 or n_logits in same:
                 break
             n_logits += widths.pop()
-            found.append(name)
-        return found
+            further.append(name)
+        return further
 
 
 def _compared(
-    known: Mapping[str, Tensor], other: Mapping[str, Tensor], axes: Mapping[str, int]
+    one: Mapping[str, Tensor], other: Mapping[str, Tensor], axes: Mapping[str, int]
 ) -> tuple[set[int] | None, set[int]]:
-    """The sizes of the other tensors along these axes, None unless all else is alike; and the sizes that both have."""
+    """Sizes of the other tensors along these axes (None if the other sizes differ), and the sizes that both share."""
     widths, same = set[int](), set[int]()
-    if known.keys() != other.keys():
+    if one.keys() != other.keys():
         return None, same
-    for name, value in known.items():
+    for name, value in one.items():
         ours, theirs = list(value.shape), list(other[name].shape)
         if name in axes and len(ours) == len(theirs):
             del ours[axes[name]]
@@ -176,7 +176,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
-    dense = a.layout == b.layout == torch.strided  # only these have a memory of their own
+    dense = a.layout == b.layout == torch.strided  # only these have a data pointer
     return dense and a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
@@ -191,7 +191,7 @@ def _digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _strided(value: Tensor) -> list[Tensor]:
-    """The tensor, or those that a sparse one consists of."""
+    """The tensor, or the parts of a sparse tensor."""
     if value.layout == torch.strided:
         return [value]
     if value.layout == torch.sparse_coo:
@@ -207,7 +207,7 @@ _LAYOUTS = (torch.strided, torch.sparse_coo, *_BY_ROWS, *_BY_COLUMNS)
 
 
 def _same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one layout hold the same, NaN included."""
+    """Whether two tensors of the same layout are equal, including NaN."""
     pairs = list(zip(_strided(a), _strided(b), strict=True))
     return all(
         x.shape == y.shape and (torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all())) for x, y in pairs
@@ -215,7 +215,7 @@ def _same_values(a: Tensor, b: Tensor) -> bool:
 
 
 def refuse_unready(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse weights without values, on the meta device or of lazy modules that have not run yet; or in odd layouts."""
+    """Raise for weights without values (meta device, uninitialised lazy modules) or in unsupported layouts."""
     for name, value in tensors.items():
         if is_lazy(value):
             advice = "Run one batch through the model first."
@@ -228,28 +228,29 @@ def refuse_unready(tensors: Mapping[str, Tensor]) -> None:
 
 
 def checked_device(device: str | int | torch.device) -> torch.device:
-    """A device that tensors can be moved to and back from; refused before anything is moved otherwise."""
+    """The device, after a check that tensors can be moved to it and back."""
     expected = "a device of this machine, such as 'cpu', 'cuda' or 'cuda:1'"
+    advice = "Leave device= out to use the model's device."
     try:
-        found = torch.device(device)
-        if found.type == "meta":
-            raise invalid("device", "'meta', which holds no values", expected, "Leave device= out to follow the model.")
-        torch.zeros(1, device=found).cpu()
+        checked = torch.device(device)
+        if checked.type == "meta":
+            raise invalid("device", "'meta', which holds no values", expected, advice)
+        torch.zeros(1, device=checked).cpu()
     except (RuntimeError, TypeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
-        raise invalid("device", f"{device!r} ({reason})", expected, "Leave device= out to follow the model.") from None
-    return found
+        raise invalid("device", f"{device!r} ({reason})", expected, advice) from None
+    return checked
 
 
-_OTHER_PIXELS = 0.05  # of the largest logit; more than any order of sums makes, in half precision too
+_OTHER_PIXELS = 0.05  # of the largest logit; more than rounding can explain, even in half precision
 
 
 class Classifier:
-    """A borrowed model, in evaluation mode and without parameter gradients, between `with` and its end.
+    """Context in which a model is in evaluation mode and without parameter gradients; it is restored on exit.
 
-    The features are what the head reads; the head is found on the first batch by watching which module emits the
-    logits. Inputs are run in channels_last, which is much faster for convolutions, unless the model cannot take it or
-    answers differently.
+    The features are the input of the head. The head is found on the first batch: it is the module that returns the
+    logits. Inputs are in channels_last, which is much faster for convolutions, unless the model fails with it or
+    returns other values.
     """
 
     def __init__(
@@ -276,8 +277,8 @@ class Classifier:
         ):
             raise invalid("features", repr(features), "a module name, a function, or a pair (extract, head)")
         self._source: FeatureSource | None = None
-        self.head: FeatureSource | None = None  # what emits the logits, where it was seen
-        with _alone(self.model):  # else another thread may have moved it
+        self.head: FeatureSource | None = None  # the modules that return the logits, if they were found
+        with _alone(self.model):  # another thread may be moving it
             named = dict([*self.model.named_parameters(), *self.model.named_buffers()])
             homes = [tensor.device for tensor in named.values()]
         refuse_unready(named)
@@ -286,7 +287,7 @@ class Classifier:
         self.device = home if device is None else checked_device(device)
         if device is not None and len(self._homes) > 1 and self._homes != {self.device}:
             spread = ", ".join(sorted(map(str, self._homes)))
-            raise invalid("device", str(device), "no device for a model spread over several", f"It lives on {spread}.")
+            raise invalid("device", str(device), "None for a model on several devices", f"It is on {spread}.")
         self._home = home
         self._channels_last = True
         self.width: int | None = None
@@ -310,35 +311,35 @@ class Classifier:
 
     @property
     def source(self) -> FeatureSource:
-        """Where the features were found; known after the first batch."""
+        """Where the features are taken from; available after the first batch."""
         assert self._source is not None
         return self._source
 
     def place(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device and in its fastest layout, in at least float32."""
         layout = torch.channels_last if inputs.ndim == 4 and self._channels_last else torch.contiguous_format
-        # A copy of its own: a network that works in place must not reach the user's data.
+        # A copy, so that a network with in-place operations cannot change the user's data.
         return inputs.to(self.device).clone(memory_format=layout)
 
     def fold(self, sample: Tensor) -> None:
-        """From here on run with batch norms folded into convolutions, if the answers to the sample stay the same."""
+        """Fold batch norms into convolutions from now on, if the outputs for the sample stay the same."""
 
         def run() -> tuple[Tensor, Tensor]:
             with torch.no_grad():
                 return self.logits_and_features(self.place(sample))
 
-        pairs, own = watch_pairs(self.model, run)
+        pairs, expected = watch_pairs(self.model, run)
         with contextlib.ExitStack() as stack:
             stack.enter_context(swapped(self.model, pairs))
             try:
-                same = bool(pairs) and all(close(*both) for both in zip(run(), own, strict=True))
-            except Exception:  # the network reaches into a layer that is not there any more
+                same = bool(pairs) and all(close(*both) for both in zip(run(), expected, strict=True))
+            except Exception:  # the network accesses a layer that was replaced
                 same = False
             if same:
                 self._exit.push(stack.pop_all())
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Logits of placed inputs, in at least float32, -inf where masked; differentiable where gradients are on."""
+        """Logits of placed inputs, in at least float32, -inf where masked; differentiable if gradients are enabled."""
 
         def run(x: Tensor) -> Tensor:
             if self.width is not None:
@@ -356,10 +357,10 @@ class Classifier:
         def run(x: Tensor) -> Tensor:
             features.clear()
             if self._source is None:
-                self._source, logits, found = find_source(self.model, self._spec, x)
+                self._source, logits, batch_features = find_source(self.model, self._spec, x)
             else:
-                logits, found = self._source.run(self.model, x)
-            features.append(found)
+                logits, batch_features = self._source.run(self.model, x)
+            features.append(batch_features)
             return logits
 
         logits = self._run(inputs, run)
@@ -368,10 +369,10 @@ class Classifier:
     def input_gradient(
         self, inputs: Tensor, choose: Callable[[Tensor, Tensor], Tensor], pick: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """The gradient of CE(x, target) with respect to x, over the logits that `pick` takes.
+        """The gradient of CE(x, target) with respect to x, over the logits that `pick` selects.
 
-        `choose` finds each sample's target class by its features, so that one forward pass serves both; it is also told
-        which classes are masked, since there is no way toward those.
+        `choose` returns each sample's target class from its features, so that one forward pass is enough. It also gets
+        a mask of the masked classes, which cannot be targets.
         """
         with torch.enable_grad(), _gradient_errors():
             x = self.place(inputs).detach().requires_grad_()
@@ -394,7 +395,7 @@ class Classifier:
         try:
             logits = forward(x)
         except RuntimeError:
-            # Models that reshape with .view() cannot take channels_last; anything else fails again below.
+            # Models that reshape with .view() fail with channels_last; any other error is raised again below.
             if self.width is not None or not (self._channels_last and x.ndim == 4):
                 raise
             self._channels_last = False
@@ -406,10 +407,10 @@ class Classifier:
         return mask_out(at_least_float32(logits))
 
     def _same_in_both_layouts(self, few: Tensor) -> bool:
-        """Whether the model answers the same in channels_last; not where it reads memory by strides of its own."""
+        """Whether the model returns the same in channels_last; not if it depends on the strides of its input."""
         try:
             both = [self._tried(few, layout) for layout in (torch.channels_last, torch.contiguous_format)]
-        except Exception:  # told where all of the batch is run
+        except Exception:  # reported when the whole batch is run
             return True
         gap, size = gap_and_size(*both) if both[0].shape == both[1].shape else (0.0, 0.0)
         return not gap > _OTHER_PIXELS * size
@@ -425,26 +426,26 @@ def _no_gradient(given: str, advice: str = "Is there a torch.no_grad() or .detac
 
 @contextlib.contextmanager
 def _gradient_errors() -> Iterator[None]:
-    """What torch says of models through which no gradient can go becomes an error that says what to do."""
+    """Turn torch's errors about models without input gradients into ones that say what to do."""
     try:
         yield
     except RuntimeError as error:
-        told = str(error).partition("\n")[0]
-        if "with .grad()" in told:
-            raise _no_gradient("reentrant checkpoints in its forward", "Say use_reentrant=False in them.") from error
-        if "Inference tensors" in told:
-            advice = "Make the model outside torch.inference_mode(), and load its weights there."
-            raise _no_gradient("weights that were made in torch.inference_mode()", advice) from error
+        message = str(error).partition("\n")[0]
+        if "with .grad()" in message:
+            raise _no_gradient("reentrant checkpoints in its forward", "Pass use_reentrant=False to them.") from error
+        if "Inference tensors" in message:
+            advice = "Create the model and load its weights outside torch.inference_mode()."
+            raise _no_gradient("weights that were created in torch.inference_mode()", advice) from error
         raise
 
 
 def _lies_otherwise(inputs: Tensor) -> bool:
-    """Whether channels_last puts the numbers of these inputs in another order."""
+    """Whether these inputs have another order in memory with channels_last."""
     return inputs.ndim == 4 and inputs.shape[1] > 1 and inputs.shape[2] * inputs.shape[3] > 1
 
 
 def as_taken(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Floating-point inputs in the precision of the model's weights; others as they are."""
+    """Floating-point inputs in the precision of the model's weights; other inputs unchanged."""
     if not inputs.is_floating_point():
         return inputs
     tensors = itertools.chain(model.parameters(), model.buffers())
@@ -457,39 +458,39 @@ _locks_lock = threading.Lock()
 
 @contextlib.contextmanager
 def _alone(model: nn.Module) -> Iterator[None]:
-    """Other threads that borrow this model, or one that shares modules with it, wait until the end."""
+    """Make other threads wait that want to borrow this model, or one that shares modules with it."""
     with _locks_lock:
         locks = {id(lock): lock for lock in (_locks.setdefault(part, threading.RLock()) for part in model.modules())}
     with contextlib.ExitStack() as stack:
-        for _, lock in sorted(locks.items()):  # in one order for all, so that no two wait for each other
+        for _, lock in sorted(locks.items()):  # always in the same order, to avoid deadlocks
             stack.enter_context(lock)
         yield
 
 
 @contextlib.contextmanager
 def _borrowed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no parameter gradients; afterwards the model is as it was.
+    """Evaluation mode and no parameter gradients; the model is restored on exit.
 
-    Attributes that forward() sets, parameters and buffers that it changes and modules that it makes are undone as well.
+    This includes attributes that forward() sets, parameters and buffers that it changes, and modules that it creates.
     """
     modes = [(module, module.training) for module in model.modules()]
-    # TorchScript modules inside the model hold their parts elsewhere.
+    # TorchScript modules inside the model store their parts elsewhere.
     plain = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     held = [(vars(module), *(getattr(module, kind) for kind in _REGISTERED)) for module in plain]
     before = [[dict(entries) for entries in parts] for parts in held]
     trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    # Copies, since version counters do not see what is written through .data.
+    # Copies, since version counters do not record writes through .data.
     values = [(tensor, tensor.detach().clone()) for tensor in itertools.chain(model.parameters(), model.buffers())]
     try:
-        # Not by model.eval(): modules with an eval() of their own (LoRA layers) would merge their weights in it.
+        # Not model.eval(): modules that override eval(), such as LoRA layers, would merge their weights.
         for module, _ in modes:
             module.training = False
         for parameter, _ in trainable:
             parameter.requires_grad_(False)
         yield
     finally:
-        for parts, own in zip(held, before, strict=True):
-            for entries, kept in zip(parts, own, strict=True):
+        for parts, kept_parts in zip(held, before, strict=True):
+            for entries, kept in zip(parts, kept_parts, strict=True):
                 _restore(entries, kept)
         for module, mode in modes:
             module.training = mode
@@ -512,7 +513,7 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def _restore(entries: dict[str, Any], before: dict[str, Any]) -> None:
-    """Put back what a dictionary held, in its order."""
+    """Restore the entries of a dictionary and their order."""
     if list(entries) != list(before) or any(entries[key] is not before[key] for key in before):
         entries.clear()
         entries.update(before)

@@ -1,4 +1,4 @@
-"""Labelled examples as users hold them: tensors, arrays, a Dataset or a DataLoader, read a batch at a time."""
+"""Labelled examples from tensors, arrays, a Dataset or a DataLoader, read batch by batch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from tcil.foundation.arrays import as_labels, as_tensor, whole_number
 from tcil.foundation.errors import invalid
 
-# What turns a batch into (inputs, labels): a function, two keys of a dict batch, or two positions in a tuple batch.
+# How to get (inputs, labels) from a batch: a function, two keys of a dict, or two positions in a tuple.
 Unpack: TypeAlias = Callable[[Any], tuple[Any, Any]] | tuple[str, str] | tuple[int, int]
-# A pair of tensors or arrays, anything with a length and examples by index, or any re-iterable loader of batches.
+# A pair of tensors or arrays, any object with a length and indexing, or any loader that can be iterated repeatedly.
 Examples: TypeAlias = Any
 Batch: TypeAlias = tuple[Tensor, Tensor]
 
-MAX_BATCHES = 10_000  # of a loader that does not know its length
-_MOST_KEPT = 1 << 33  # bytes of its inputs that are held at the same time
+MAX_BATCHES = 10_000  # of a loader without a length
+_MOST_KEPT = 1 << 33  # bytes of its inputs that are kept in memory
 _INPUT_KEYS = ("x", "image", "images", "img", "imgs", "pixel_values", "input", "inputs", "input_ids")
 _LABEL_KEYS = ("y", "label", "labels", "target", "targets", "fine_label")
 _ROWS = 256
@@ -31,14 +31,14 @@ EVALUATION_TRANSFORM = "apply the evaluation transform first, for instance (x.fl
 
 
 class ExampleStream:
-    """Checked batches of (inputs in float32 or wider, integer labels), the same in every pass.
+    """Validated batches of (inputs in float32 or wider, integer labels), the same in every pass.
 
-    A pair of tensors is checked whole at once. A loader is checked batch by batch as it streams: only one batch is
-    held, and a second pass must bring exactly the batches of the first, else the gradients of one image would meet
-    the pixels of another. A loader without a length is given up after `max_batches`, or when more than 8 GiB of what it
-    brings would be kept. Integer inputs, such as token ids, pass only where no gradient is needed (`integers`).
+    A pair of tensors is checked at once. A loader is checked batch by batch, and only one batch is in memory at a time.
+    Every pass must give exactly the batches of the first one; otherwise the gradients of one image would be applied to
+    the pixels of another. A loader without a length raises an error after `max_batches`, or if more than 8 GiB of its
+    inputs would be kept. Integer inputs, such as token ids, are accepted only if no gradient is needed (`integers`).
 
-    `doubt` is advice for errors about the labels: of three parts and more, the second may not be the label.
+    `doubt` is advice for errors about the labels: if a batch has three or more parts, the second may not be the label.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ExampleStream:
 
     @property
     def labels(self) -> Tensor | None:
-        """All labels, where they are known before a pass."""
+        """All labels, if they are available before a pass."""
         return None if self._pair is None else self._pair[1]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -82,7 +82,7 @@ class ExampleStream:
             return
         prints: list[int] = []
         complete = self._first_pass is not None
-        known = self._first_pass or [self._first_print]
+        first_prints = self._first_pass or [self._first_print]
         self._kept = 0
         most = max(self._most, _length(self._loader))
         for number, batch in enumerate(self._loader):
@@ -90,16 +90,16 @@ class ExampleStream:
                 raise self._endless(f"{self._most} batches", "pass a larger max_batches, or give it a __len__")
             inputs, labels = self._read(batch)
             prints.append(_fingerprint(inputs, labels))
-            expected = known[number : number + 1]
+            expected = first_prints[number : number + 1]
             if expected != prints[number:] and (expected or complete):
                 raise self._unstable()
-            yield inputs, labels.clone()  # the loader may fill the same buffers again; kept inputs are copies
-        if len(prints) < len(known):
+            yield inputs, labels.clone()  # the loader may reuse its buffers; kept inputs are copies
+        if len(prints) < len(first_prints):
             raise self._unstable()
         self._first_pass = prints
 
     def keep(self, inputs: Tensor) -> Tensor:
-        """Inputs of this pass that are held until its end; refused where a loader without an end would fill memory."""
+        """Inputs that are kept until the end of the pass; raises if an endless loader would fill the memory."""
         if self._pair is None and not _length(self._loader):
             self._kept += inputs.nbytes
             if self._kept > _MOST_KEPT:
@@ -125,7 +125,7 @@ class ExampleStream:
                 raise self._nothing()
             try:
                 first = data[0]
-            except (LookupError, TypeError):  # not by index
+            except (LookupError, TypeError):  # not indexed by numbers
                 first = None
             if first is not None and self._is_example(first):
                 return self._batched(data)
@@ -145,13 +145,13 @@ class ExampleStream:
     def _batched(self, examples: Any) -> DataLoader[Any]:
         """Batches of single examples."""
         collate = None
-        if not callable(self._unpack):  # the user's function is made for batches
+        if not callable(self._unpack):  # the user's function expects batches
             collate, self._split = self._collated, _as_it_is
-        # A generator of its own, or making an iterator would draw from the global one.
+        # Without its own generator, creating an iterator would draw from the global one.
         return DataLoader(examples, batch_size=self.batch_size, generator=torch.Generator(), collate_fn=collate)
 
     def _collated(self, examples: list[Any]) -> Batch:
-        """One batch out of single examples; what they hold beside inputs and label is left out."""
+        """A batch from single examples; other parts than inputs and label are dropped."""
         inputs, labels = zip(*(self._unpacked(example) for example in examples), strict=True)
         return self._stacked(inputs, "inputs"), self._stacked(labels, "labels")
 
@@ -169,17 +169,17 @@ class ExampleStream:
         return torch.stack(tensors)
 
     def _is_example(self, item: Any) -> bool:
-        """Whether this is a single example, not a batch: its label is a single number."""
+        """Whether this is a single example and not a batch: its label is a single number."""
         if not callable(self._unpack):
             return _is_scalar(self._unpacked(item)[1])
         try:
             pair = self._unpack(item)
-        except Exception:  # the user's function is made for batches
+        except Exception:  # the user's function expects batches
             return True
         return _is_pair(pair) and _is_scalar(pair[1])
 
     def _refuse_parts(self, data: tuple[Any, ...] | list[Any]) -> None:
-        """What was perhaps meant as (inputs, labels) but is not."""
+        """Raise for tuples and lists that were probably meant as (inputs, labels) but are not."""
         if len(data) == 2 and not _is_batch(data[0]):
             kinds = " and ".join(type(part).__name__ for part in data)
             raise invalid(self.argument, f"a pair of {kinds}", _KINDS)
@@ -187,7 +187,7 @@ class ExampleStream:
             raise invalid(self.argument, f"a tuple of {len(data)} arrays", _KINDS, "Pass inputs and labels only.")
 
     def _refuse_dropped(self, loader: DataLoader[Any]) -> None:
-        """A loader that leaves out its last examples is not the whole set."""
+        """Raise if a loader drops its last examples."""
         batches: Any = loader.batch_sampler
         if not (loader.drop_last or getattr(batches, "drop_last", False)):
             return
@@ -199,10 +199,10 @@ class ExampleStream:
             lost = "few"
         if lost != "0":
             given = f"a DataLoader that drops its last {lost} examples"
-            raise invalid(self.argument, given, "all of them", "Use drop_last=False.")
+            raise invalid(self.argument, given, "a loader of all examples", "Use drop_last=False.")
 
     def _peek(self) -> int:
-        """Read the first batch twice: what can be refused is refused before the model runs."""
+        """Read the first batch twice, so that most errors are raised before the model runs."""
         prints: list[int] = []
         for _ in range(2):
             batch = next(iter(self._loader), None)
@@ -218,9 +218,9 @@ class ExampleStream:
         if _is_scalar(labels):
             raise invalid(
                 self.argument,
-                "single examples where batches are due",
+                "single examples instead of batches",
                 "batches of inputs (N, ...) and labels (N,)",
-                "Put the examples into batches: DataLoader(dataset, batch_size=64).",
+                "Pass DataLoader(dataset, batch_size=64).",
             )
         return self._checked(inputs, labels)
 
@@ -229,7 +229,8 @@ class ExampleStream:
         if callable(self._unpack):
             pair = self._unpack(batch)
             if not _is_pair(pair):
-                raise invalid("unpack", f"a function returning {type(pair).__name__}", "one returning (inputs, labels)")
+                given = f"a function that returns {type(pair).__name__}"
+                raise invalid("unpack", given, "a function that returns (inputs, labels)")
             return cast("tuple[Any, Any]", tuple(pair))
         if self._unpack is not None:
             return self._picked(batch, *self._unpack)
@@ -240,18 +241,18 @@ class ExampleStream:
             if len(batch) > 2:
                 self.doubt = (
                     f"The labels were taken from the second of {len(batch)} parts of each batch; if they are elsewhere,"
-                    " say where: unpack=(0, 2)."
+                    " pass their position, for instance unpack=(0, 2)."
                 )
             return batch[0], batch[1]
         raise invalid(
             self.argument,
             f"batches of type {type(batch).__name__}",
             "tuples (inputs, labels) or dicts",
-            "Pass unpack=function to turn a batch into (inputs, labels).",
+            "Pass unpack=function, a function that returns (inputs, labels) of a batch.",
         )
 
     def _picked(self, batch: Any, inputs: str | int, labels: str | int) -> tuple[Any, Any]:
-        """The parts that `unpack` names, by key or by position."""
+        """The parts of a batch that `unpack` selects by key or by position."""
         given = repr((inputs, labels))
         if isinstance(batch, Mapping):
             if inputs in batch and labels in batch:
@@ -278,13 +279,13 @@ class ExampleStream:
             f"a single pair of ({' or '.join(inputs)}) and ({' or '.join(labels)})"
             if several
             else f"inputs under one of {', '.join(_INPUT_KEYS)} and labels under one of {', '.join(_LABEL_KEYS)}",
-            f"Say which keys hold inputs and labels: unpack=({inputs[-1]!r}, {labels[0]!r})."
+            f"Pass the keys of inputs and labels: unpack=({inputs[-1]!r}, {labels[0]!r})."
             if several
-            else "Say which keys hold inputs and labels: unpack=('my_image_key', 'my_label_key').",
+            else "Pass the keys of inputs and labels: unpack=('my_image_key', 'my_label_key').",
         )
 
     def _refuse_order(self, parts: tuple[Any, ...] | list[Any]) -> None:
-        """Recognise (index, inputs, labels), as PyCIL's datasets give them, and (labels, inputs)."""
+        """Raise for (index, inputs, labels), as in PyCIL's datasets, and for (labels, inputs)."""
         first = _layout(parts[0])
         if first is None or first[1] or first[0] > 1:
             return
@@ -298,7 +299,7 @@ class ExampleStream:
         else:
             return
         given = f"batches of {len(parts)} parts that look like {order}"
-        raise invalid(self.argument, given, "(inputs, labels) first", f"Say where they are: {advice}.")
+        raise invalid(self.argument, given, "(inputs, labels) first", f"Pass their positions: {advice}.")
 
     def _checked(self, inputs: object, labels: object) -> Batch:
         x = as_tensor(inputs, f"{self.argument} inputs")
@@ -312,7 +313,7 @@ class ExampleStream:
         if x.dtype in (torch.float16, torch.bfloat16):
             self.half_precision = True
             x = x.float()
-        # A few rows at a time: the test needs as much memory as what it is given.
+        # A few rows at a time, since the check needs as much memory as its input.
         rows = x.unsqueeze(-1).split(_ROWS) if x.is_floating_point() else ()
         bad = sum(int((~torch.isfinite(some)).flatten(1).any(dim=1).sum()) for some in rows)
         if bad:
@@ -335,8 +336,8 @@ class ExampleStream:
         return invalid(self.argument, "no examples", "at least one example")
 
     def _endless(self, size: str, advice: str) -> ValueError:
-        given = f"a loader of more than {size} that does not say its length"
-        return invalid(self.argument, given, "one that ends", f"If it is not endless, {advice}.")
+        given = f"a loader of more than {size} without a length"
+        return invalid(self.argument, given, "a loader that ends", f"If it is not endless, {advice}.")
 
     def _unstable(self, given: str = "a loader whose second pass differs from its first") -> ValueError:
         return invalid(
@@ -348,7 +349,7 @@ class ExampleStream:
 
 
 def _checked_unpack(unpack: Any) -> Unpack | None:
-    """Two keys, two positions or a function; anything else is refused before a batch is read."""
+    """Two keys, two positions or a function; raises for anything else before a batch is read."""
     if unpack is None or callable(unpack):
         return cast("Unpack | None", unpack)
     if isinstance(unpack, (tuple, list)) and len(unpack) == 2:
@@ -373,7 +374,7 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def _length(loader: object) -> int:
-    """How many batches a loader says it has; 0 where it does not say."""
+    """The length of a loader; 0 if it has none."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError, AttributeError):
@@ -381,7 +382,7 @@ def _length(loader: object) -> int:
 
 
 def _layout(part: object) -> tuple[int, bool] | None:
-    """Number of dimensions, and whether the numbers are floating-point; None where it is no array of numbers."""
+    """Number of dimensions, and whether the numbers are floating-point; None if it is not an array of numbers."""
     try:
         tensor = part if isinstance(part, Tensor) else as_tensor(part, "part")
     except ValueError:
@@ -390,7 +391,7 @@ def _layout(part: object) -> tuple[int, bool] | None:
 
 
 def _is_scalar(value: object) -> bool:
-    """Whether this is a single number (a name is none, and refused as a label later)."""
+    """Whether this is a scalar (strings count too; as labels they raise an error later)."""
     return np.isscalar(value) or (_is_array(value) and cast(Tensor, value).ndim == 0)
 
 
@@ -407,6 +408,6 @@ def _is_pair(value: object) -> bool:
 
 
 def _fingerprint(inputs: Tensor, labels: Tensor) -> int:
-    """A checksum of the batch's very bytes: small enough to keep for every batch of a pass."""
+    """A checksum of the bytes of a batch, small enough to keep for every batch of a pass."""
     flat = inputs.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return zlib.crc32(labels.numpy().tobytes(), zlib.crc32(flat.numpy().data))

@@ -1,4 +1,4 @@
-"""Logits and features in what a user's network computes: who emits the logits, and what does it read?"""
+"""Finds the head of a user's network: the module that returns the logits, and the features it reads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from tcil.foundation.arrays import check_finite, gap_and_size, looks_like_probabilities, mask_out
 from tcil.foundation.errors import invalid
 
-# Where features come from: a module's name, a function x -> features, or that function with its head.
+# How to get features: the name of a module, a function x -> features, or such a function with its head.
 FeatureSpec: TypeAlias = str | Callable[[Tensor], Tensor] | tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Any]]
 
 Keywords: TypeAlias = dict[str, Any]  # keyword arguments of a module's call
 
 _HALF = {torch.bfloat16, torch.float16}
-_MASKED = -1e3  # a column that is the same for all rows and this low is masked
+_MASKED = -1e3  # a column with the same value in all rows, at most this, is masked
 _FEWEST = 3
 _GIVE_A_PAIR = "Pass features=(extract, head), two functions with head(extract(x)) equal to the model's logits."
 _LOGITS_ONLY = (
@@ -33,9 +33,9 @@ _LOGITS_ONLY = (
 
 
 def select_logits(output: Any) -> Tensor:
-    """The logits in what a model returns: a tensor, a dict with "logits", or an object with `.logits`.
+    """The logits in a model's output: a tensor, a dict with "logits", or an object with `.logits`.
 
-    A list or tuple of matrices is taken as the heads of several tasks, side by side; `watch` checks that they are.
+    A list or tuple of matrices is assumed to be the heads of several tasks and concatenated; `watch` checks this.
     """
     logits = _logits_part(output)
     if _is_heads(logits):
@@ -53,8 +53,8 @@ def select_logits(output: Any) -> Tensor:
 
 
 def _logits_part(output: Any) -> Any:
-    """What holds the logits: a tensor, or the heads' logits one by one."""
-    if isinstance(output, Tensor):  # first, since it is the usual case and the quickest to tell
+    """The part of the output with the logits: a tensor, or a list of the heads' logits."""
+    if isinstance(output, Tensor):  # first, since it is the most common case and the fastest check
         return output
     if isinstance(output, Mapping):
         if "logits" not in output:
@@ -68,7 +68,7 @@ def _logits_part(output: Any) -> Any:
 
 
 def _is_heads(output: Any) -> bool:
-    """Whether this is a list or tuple of score matrices with as many rows each."""
+    """Whether this is a list or tuple of score matrices with the same number of rows."""
     return (
         isinstance(output, (list, tuple))
         and len(output) > 0
@@ -78,15 +78,15 @@ def _is_heads(output: Any) -> bool:
 
 
 def check_kind(logits: Tensor) -> None:
-    """Refuse probabilities where logits are due."""
+    """Raise if a model returns probabilities instead of logits."""
     if looks_like_probabilities(logits.detach()):
         raise invalid(
-            "model", "outputs that are non-negative and sum to 1", "logits", "Take the softmax off the model."
+            "model", "outputs that are non-negative and sum to 1", "logits", "Remove the softmax from the model."
         )
 
 
 def check_rows(logits: Tensor, inputs: Tensor) -> None:
-    """One row of logits for each input, finite but for masked classes (-inf)."""
+    """Raise unless there is one row of logits for each input, finite except for masked classes (-inf)."""
     if len(logits) != len(inputs):
         raise invalid("model", f"{len(logits)} rows of logits for {len(inputs)} inputs", "one row for each input")
     if bool((torch.isnan(logits) | (logits == torch.inf)).any()):
@@ -98,10 +98,10 @@ def check_rows(logits: Tensor, inputs: Tensor) -> None:
 class FeatureSource:
     """How to get logits and features from one forward pass.
 
-    Either the input of the modules `heads` (by name; "" is the model itself), or the output of the module `body`,
-    or a function `extract` (followed by `head`, where that gives the logits). A module may be called several times in
-    one pass: `call` says which of its calls counts. `parts` are the innermost modules that emit the logits side by
-    side, with their numbers of columns, and `grows` is the list of modules that further ones would be added to.
+    Features are either the input of the modules `heads` (by name; "" is the model itself), or the output of the module
+    `body`, or the result of a function `extract` (with `head` for the logits, if given). If a module is called several
+    times in one pass, `call` is the index of the call to use. `parts` are the innermost modules that together return
+    the logits, with their numbers of columns, and `grows` is the list of modules to which further heads would be added.
     """
 
     heads: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class FeatureSource:
     grows: str | None = None
 
     def storable(self) -> FeatureSource | None:
-        """The source as names, which can be saved and copied; None for the user's own functions."""
+        """The source as names, which can be saved and copied; None for user functions."""
         return None if self.extract is not None else self
 
     def run(self, model: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ class FeatureSource:
 
 @dataclass
 class _Call:
-    """One module's call during the probing pass, where its output could be (part of) the logits."""
+    """One call of a module during the probing pass, whose output could be (part of) the logits."""
 
     name: str
     module: nn.Module
@@ -158,31 +158,31 @@ class _Call:
         return _feature_argument(self.args, self.kwargs, len(self.output))
 
     def emits(self, logits: Tensor, same: Callable[[Tensor, Tensor], bool]) -> bool:
-        """Whether the output begins with these logits and is not merely passed through."""
+        """Whether the output begins with these logits and is computed by this module, not just passed through."""
         width = logits.shape[1]
         if self.features is None or self.output.shape[1] < width or not same(self.output[:, :width], logits):
             return False
         return not self._passes_on(self.features)
 
     def _passes_on(self, features: Tensor) -> bool:
-        """Whether the output is the input: dropout, say; or a log-softmax or a scale, which learn next to nothing."""
+        """Whether the module passes its input on: dropout, for instance, or a log-softmax or a scale."""
         if features.shape != self.output.shape:
             return False
         learned = sum(parameter.numel() for parameter in self.module.parameters())
         return _equal(features, self.output) or (learned <= 1 and _related(features, self.output))
 
     def rerun(self, features: Tensor) -> Tensor:
-        own = self.features
-        features = features if own is None else features.to(own.dtype)
-        args = [features if value is own else value for value in self.args]
-        kwargs = {key: features if value is own else value for key, value in self.kwargs.items()}
+        original = self.features
+        features = features if original is None else features.to(original.dtype)
+        args = [features if value is original else value for value in self.args]
+        kwargs = {key: features if value is original else value for key, value in self.kwargs.items()}
         with self.autocast:
             return select_logits(self.module(*args, **kwargs))
 
 
 @dataclass(frozen=True)
 class _Head:
-    """The calls that emit the logits, side by side; `exactly`, or up to a scale and one number for each row."""
+    """The calls that together return the logits; `exactly`, or up to a scale and a shift of each row."""
 
     calls: list[_Call]
     exactly: bool = True
@@ -202,7 +202,7 @@ class _Head:
 
 
 def _growing(model: nn.Module, heads: Sequence[str], called: Container[str]) -> str | None:
-    """The list of modules that holds the heads and nothing after them that ran: further heads are added there."""
+    """The list of modules to which further heads would be added, if the heads are the last ones in it that ran."""
     homes = {name.rpartition(".")[0] for name in heads}
     home = homes.pop()
     if homes or not home or not isinstance(model.get_submodule(home), (nn.ModuleList, nn.ModuleDict)):
@@ -217,13 +217,13 @@ def later_heads(model: nn.Module, home: str, heads: Sequence[str]) -> list[str]:
 
 
 def _feature_argument(args: tuple[Any, ...], kwargs: Keywords, rows: int | None) -> Tensor | None:
-    """The argument that holds features: the first tensor with one row for each input."""
+    """The argument with the features: the first tensor with one row for each input."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim > 0]
     return next((value for value in tensors if rows is None or len(value) == rows), None)
 
 
 def find_source(model: nn.Module, spec: FeatureSpec | None, x: Tensor) -> tuple[FeatureSource, Tensor, Tensor]:
-    """Run one batch, watching every module; return the source with this batch's logits and features."""
+    """Run one batch with hooks on every module; return the source, and the batch's logits and features."""
     seen = watch(model, x, spec if isinstance(spec, str) else None)
     head, logits = seen.head, seen.logits
     if isinstance(spec, tuple):
@@ -265,7 +265,7 @@ def find_source(model: nn.Module, spec: FeatureSpec | None, x: Tensor) -> tuple[
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a watched pass showed: calls that put out one row of scores per input, innermost first, and the logits.
+    """The record of a watched pass: calls that returned one row of scores per input, innermost first, and the logits.
 
     `outputs` are those of the named module; `called` are all modules that ran.
     """
@@ -277,7 +277,7 @@ class _Seen:
     head: _Head
 
     def source(self, model: nn.Module) -> FeatureSource:
-        """What emits the logits, as names."""
+        """The modules that return the logits, by name."""
         parts = _side_by_side(self.calls, self.logits) or self.head.calls
         widths = tuple((call.name, call.output.shape[1]) for call in parts)
         grows = _growing(model, [call.name for call in parts], self.called)
@@ -286,7 +286,7 @@ class _Seen:
 
 
 def watch(model: nn.Module, x: Tensor, named: str | None = None) -> _Seen:
-    """Run one batch, watching every module; refuse an output that cannot be told to be logits."""
+    """Run one batch with hooks on every module; raises if the output cannot be identified as logits."""
     calls: list[_Call] = []
     outputs: list[Any] = []
     counts: Counter[str] = Counter()
@@ -310,7 +310,7 @@ def watch(model: nn.Module, x: Tensor, named: str | None = None) -> _Seen:
     handles = []
     try:
         for name, module in model.named_modules():
-            with contextlib.suppress(RuntimeError):  # TorchScript modules take no hooks: they are not looked into
+            with contextlib.suppress(RuntimeError):  # TorchScript modules do not accept hooks and are skipped
                 handles.append(module.register_forward_hook(note(name), with_kwargs=True))
         output = model(x)
     finally:
@@ -331,10 +331,10 @@ def _autocast_now(value: Tensor) -> torch.autocast:
 
 
 def _check_heads(model: nn.Module, outputs: Any, calls: list[_Call]) -> None:
-    """Refuse several outputs that may be something else than the heads of several tasks: features, other exits.
+    """Raise if several outputs may be something else than the heads of several tasks, such as features.
 
-    Heads read the same features. In a tuple, which may as well be (logits, projection), they also have to be alike:
-    children of one list of modules, or of one name but for its number.
+    Heads read the same features. In a tuple, which could also be (logits, projection), they must also be alike:
+    children of the same list of modules, or of the same name except for a number.
     """
     if isinstance(outputs, Tensor) or len(outputs) < 2:
         return
@@ -344,8 +344,8 @@ def _check_heads(model: nn.Module, outputs: Any, calls: list[_Call]) -> None:
         heads += [call for call in same if call.features is not None][:1]
     alike = len({id(call) for call in heads}) == len(outputs)
     for call in heads:
-        own, first = cast(Tensor, call.features), cast(Tensor, heads[0].features)
-        alike = alike and (own is first or _equal(own, first))
+        features, first = cast(Tensor, call.features), cast(Tensor, heads[0].features)
+        alike = alike and (features is first or _equal(features, first))
         alike = alike and (isinstance(outputs, list) or _family(model, call.name) == _family(model, heads[0].name))
     if not alike:
         shapes = ", ".join(str(tuple(part.shape)) for part in outputs)
@@ -364,10 +364,10 @@ def _family(model: nn.Module, name: str) -> str:
 
 
 def _emitters(calls: list[_Call], logits: Tensor) -> _Head:
-    """The innermost call that emits the logits, or the calls whose outputs side by side are the logits.
+    """The innermost call that returns the logits, or the calls whose concatenated outputs are the logits.
 
-    Where none does, a log-softmax, a scale or a mask may have come after the head: then one whose output is the logits
-    up to these.
+    If there is none, a log-softmax, a scale or a mask may follow the head: then a call whose output is the logits up to
+    these.
     """
     for call in calls:
         if call.emits(logits, _equal):
@@ -389,7 +389,7 @@ def _emitters(calls: list[_Call], logits: Tensor) -> _Head:
 
 
 def _side_by_side(calls: list[_Call], logits: Tensor) -> list[_Call]:
-    """The innermost calls that read the same features and whose outputs, put side by side, are the logits."""
+    """The innermost calls that read the same features and whose concatenated outputs are the logits."""
     heads: list[_Call] = []
     column = 0
     for call in calls:
@@ -407,14 +407,14 @@ def _extracted(extract: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     features = extract(x)
     if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != len(x):
         given = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-        raise invalid("features", f"a function returning {given}", f"features ({len(x)}, ...) for {len(x)} inputs")
+        raise invalid("features", f"a function that returns {given}", f"features ({len(x)}, ...) for {len(x)} inputs")
     return features
 
 
 def _verify(
     logits: Tensor, rerun: Callable[[], Tensor], argument: str, head: str, advice: str, exactly: bool = True
 ) -> None:
-    """Re-running the head on the features must give the logits, else they are not its features."""
+    """Raise unless re-running the head on the features gives the logits."""
     problem = _mismatch(logits, rerun, exactly)
     if problem:
         raise invalid(
@@ -426,7 +426,7 @@ def _verify(
 
 
 def _mismatch(logits: Tensor, rerun: Callable[[], Tensor], exactly: bool) -> str:
-    """How the head's answer differs from the logits; empty where it does not."""
+    """How the head's output differs from the logits; empty if it does not."""
     try:
         again = rerun()
         if again.shape[1] < logits.shape[1]:
@@ -446,9 +446,9 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _related(a: Tensor, b: Tensor) -> bool:
-    """Whether b = s a + one number for each row, with one s > 0 for all, up to rounding; but for masked columns of b.
+    """Whether b = s a + one number per row, with a single s > 0, up to rounding; masked columns of b are ignored.
 
-    Log-probabilities and scaled logits are such: for the softmax, the first are the same logits.
+    This holds for log-probabilities and scaled logits.
     """
     if a.shape != b.shape:
         return False
@@ -456,7 +456,7 @@ def _related(a: Tensor, b: Tensor) -> bool:
     a, b = a.detach().cpu().double(), b.detach().cpu().double()
     masked = (b == b[:1]).all(dim=0) & (b[0] <= _MASKED)
     a, b = a[:, ~masked], b[:, ~masked]
-    if a.numel() - len(a) < _FEWEST:  # so few numbers are related by chance
+    if a.numel() - len(a) < _FEWEST:  # too few numbers: they may be related by chance
         return False
     rounding = (2e-2 if half else 1e-6) * float(b.abs().max())
     a, b = a - a.mean(dim=1, keepdim=True), b - b.mean(dim=1, keepdim=True)
@@ -466,7 +466,7 @@ def _related(a: Tensor, b: Tensor) -> bool:
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
     """A module by name; the error names the nearest ones."""
-    names = [known for known, _ in model.named_modules() if known]
+    names = [other for other, _ in model.named_modules() if other]
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[-3:]
         raise invalid("features", repr(name), "the name of a module of the model", f"Nearest: {', '.join(near)}.")

@@ -1,4 +1,4 @@
-"""Are two sets of inputs on the same scale? Told from statistics that are gathered as batches stream by."""
+"""Detects whether two sets of inputs are on different scales, from statistics of their first batches."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-# The largest ratio of standard deviations that inputs on one scale may have: the same classes, or others.
+# The largest ratio of standard deviations of inputs on the same scale, for the same classes and for other classes.
 _SAME_CLASSES, _OTHER_CLASSES = 3.0, 8.0
-_ENOUGH = 256  # examples that are looked at; more would only take time
-_FEW = 8  # images below which a standard deviation says little, so that only the larger ratio counts
-_NEGATIVE = 0.1  # an example counts as signed if some value is below minus this share of its own rms
-_SIGNED = 0.9  # of the examples that are signed in centred inputs, at least
-_CHANCE = 1e-4  # that examples of one kind look as different as this
+_ENOUGH = 256  # number of examples that are used
+_FEW = 8  # with fewer images a standard deviation is too uncertain, and the larger ratio is used
+_NEGATIVE = 0.1  # an example counts as signed if some value is below minus this share of its root mean square
+_SIGNED = 0.9  # minimum share of signed examples in centred inputs
+_CHANCE = 1e-4  # accepted probability of a false alarm
 
 
 class InputScale:
-    """Range, and mean and spread by channel (the second dimension), of the first inputs that are added."""
+    """Range, and mean and standard deviation by channel (the second dimension), of the first inputs that are added."""
 
     def __init__(self) -> None:
         self.n_examples = 0
@@ -29,7 +29,7 @@ class InputScale:
         self._mean = self._spread = torch.zeros(0, dtype=torch.float64)  # of each channel; the sum of squares around it
 
     def add(self, inputs: Tensor, rows: Tensor | None = None) -> None:
-        """Take in a batch (B, ...), or those of its rows that `rows` marks, until there are enough."""
+        """Add a batch (B, ...), or the rows selected by the mask `rows`, until there are enough examples."""
         if self.n_examples == _ENOUGH or not inputs.is_floating_point():
             return
         inputs = (inputs if rows is None else inputs[rows])[: _ENOUGH - self.n_examples]
@@ -48,7 +48,7 @@ class InputScale:
         self._merge(len(x) * x.shape[2], mean.cpu().double(), around.cpu().double())
 
     def _merge(self, weight: int, mean: Tensor, around: Tensor) -> None:
-        """Add the moments of a batch, if it has as many channels, to those of all before (Chan's formula)."""
+        """Add the moments of a batch to those of the previous ones (Chan's formula), if it has as many channels."""
         if not self._weight:
             self._mean, self._spread = torch.zeros_like(mean), torch.zeros_like(mean)
         if len(mean) != len(self._mean):
@@ -69,11 +69,11 @@ class InputScale:
         return f"values from {self._low:.3g} to {self._high:.3g} (mean {mean:.2g}, standard deviation {spread:.2g})"
 
     def differs_from(self, other: InputScale, *, same_classes: bool) -> bool:
-        """Whether the two are on different scales beyond what other examples (or classes) explain.
+        """Whether the two are on different scales, beyond what other examples (or classes) can explain.
 
-        Two signs are looked for. In centred inputs nearly every example has clearly negative values, in those from 0 to
-        1 or 255 none has. And the standard deviations, in the middle of the channels, have a ratio that is too large.
-        Of feature vectors, which may have any distribution, only the same classes are compared, and more is asked.
+        There are two criteria. Nearly every example of centred inputs has clearly negative values, but no example of
+        inputs from 0 to 1 or 255. And the ratio of the standard deviations, as the median over channels, is too large.
+        Feature vectors may have any distribution, so they are only compared for the same classes, and more strictly.
         """
         if not self.n_examples or not other.n_examples:
             return False
@@ -87,7 +87,7 @@ class InputScale:
         return self._log_ratio(other) > math.log(_SAME_CLASSES if same_classes and not few else _OTHER_CLASSES)
 
     def _one_sided(self, signed: InputScale) -> bool:
-        """Whether no example here is signed although nearly all of the other's are."""
+        """Whether no example here is signed, although nearly all of the other are."""
         share = signed._signed / (signed.n_examples + 1)
         return (
             self._signed == 0
@@ -96,13 +96,13 @@ class InputScale:
         )
 
     def _separated(self, other: InputScale) -> bool:
-        """Whether every example of one is larger than all of the other, beyond chance whatever their distribution."""
+        """Whether all examples of one are larger than all of the other, beyond chance for any distribution."""
         apart = self._least > other._largest or other._least > self._largest
-        mine, its = min(self.n_examples, 50), min(other.n_examples, 50)  # as many tell enough
+        mine, its = min(self.n_examples, 50), min(other.n_examples, 50)  # more are not needed
         return apart and math.comb(mine + its, mine) * _CHANCE > 1
 
     def _log_ratio(self, other: InputScale) -> float:
-        """How far apart the standard deviations are, in the median of the channels that vary."""
+        """The absolute log ratio of the standard deviations, as the median over channels that vary."""
         mine, its = self.deviations, other.deviations
         if len(mine) != len(its):
             return 0.0
