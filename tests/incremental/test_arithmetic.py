@@ -132,7 +132,7 @@ class TestMixed:
 
             return dataclasses.replace(stage, loss=loss)
 
-        with pytest.raises(TrainingDiverged, match="stage train, epoch 4: no gradient fits into fp16; take bf16"):
+        with pytest.raises(TrainingDiverged, match="stage train, epoch 4: all gradients overflow in fp16; use bf16"):
             train(digits, MIXED, epochs=9, change=change)
 
     def test_a_scaler_goes_on_where_it_stood(self):

@@ -1,7 +1,7 @@
-"""How training steps are computed: in full or mixed precision, compiled or not. Meant for GPUs.
+"""Precision and compilation of training steps, mainly for GPUs.
 
-Only the steps themselves: evaluation and calibration always run the network as it is, in fp32. Weights and the
-optimizer stay in fp32 too, so that checkpoints are the same in every precision.
+Only training steps are affected: evaluation and calibration always run the network uncompiled and in fp32. Weights and
+the optimizer stay in fp32 too, so that checkpoints have the same format in every precision.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tcil.foundation.options import Option
 
 
 class Precision(Option):
-    """The arithmetic of training steps; evaluation and calibration are always in fp32."""
+    """The precision of training steps; evaluation and calibration are always in fp32."""
 
     FP32 = "fp32", "everything in float32"
-    BF16 = "bf16", "autocast to bfloat16: as wide a range as float32, fewer digits"
+    BF16 = "bf16", "autocast to bfloat16: the range of float32, with fewer digits"
     FP16 = "fp16", "autocast to float16, with a scaled loss; steps whose gradients overflow are skipped"
 
 
@@ -31,7 +31,7 @@ _TYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 class Scaler:
-    """Scales the loss in fp16, so that small gradients do not vanish; in other precisions it only steps.
+    """Scales the loss in fp16, so that small gradients do not vanish; in other precisions it only runs the optimizer.
 
     A step whose gradients are not finite is skipped, and the scale is halved.
     """
@@ -39,31 +39,31 @@ class Scaler:
     def __init__(self, device: torch.device, enabled: bool, state: dict[str, Tensor]) -> None:
         self._scaler = torch.amp.GradScaler(device.type, enabled=enabled)
         if enabled and state:
-            own = self._scaler.state_dict()
+            current = self._scaler.state_dict()
             growth = int(state["growth_tracker"])
-            self._scaler.load_state_dict({**own, "scale": float(state["scale"]), "_growth_tracker": growth})
+            self._scaler.load_state_dict({**current, "scale": float(state["scale"]), "_growth_tracker": growth})
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the scaled loss."""
+        """Compute the gradients of the scaled loss."""
         scaled: Tensor = self._scaler.scale(loss)
         scaled.backward()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """One step on gradients that are scaled back."""
+        """Run one optimizer step on the unscaled gradients."""
         self._scaler.step(optimizer)
         self._scaler.update()
 
     @property
     def collapsed(self) -> bool:
-        """Whether the scale fell below 1: seventeen steps in a row were skipped, and so would be the next."""
+        """Whether the scale fell below 1: seventeen steps in a row were skipped, and the next would be too."""
         return bool(self._scaler.is_enabled() and self._scaler.get_scale() < 1.0)
 
     def state(self) -> dict[str, Tensor]:
-        """What a resumed run needs; nothing where nothing is scaled."""
-        own = self._scaler.state_dict()
-        if not own:
+        """The state that a resumed run needs; empty without scaling."""
+        current = self._scaler.state_dict()
+        if not current:
             return {}
-        return {"scale": torch.tensor(own["scale"]), "growth_tracker": torch.tensor(own["_growth_tracker"])}
+        return {"scale": torch.tensor(current["scale"]), "growth_tracker": torch.tensor(current["_growth_tracker"])}
 
 
 @dataclass(frozen=True)
@@ -74,27 +74,27 @@ class Arithmetic:
     compiled: bool = False
 
     def check(self, device: torch.device) -> None:
-        """Refuse what this device cannot do."""
+        """Raise if this device does not support it."""
         if self.precision in _TYPES:
             _check_autocast(self.precision, device)
         if self.compiled:
             _check_compiler(device.type)
 
     def cast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Inside, operations run in this precision."""
+        """Context in which operations run in this precision."""
         dtype = _TYPES.get(self.precision)
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
     def scaler(self, device: torch.device, state: dict[str, Tensor]) -> Scaler:
-        """What steps the optimizer, from where it stood."""
+        """A scaler with this state."""
         return Scaler(device, self.precision is Precision.FP16, state)
 
     def loss(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The loss of a stage as it is called.
+        """The loss of a stage, compiled or not.
 
-        What is compiled is this function. The network that it calls stays the module that it is: teachers are copied
-        from it, checkpoints have its names, calibration gets it. Each stage has a loss of its own, so that what was
-        compiled for another is let go; else torch would stop compiling after eight.
+        Only this function is compiled. The network that it calls stays a plain module, since teachers are copied from
+        it, checkpoints use its names, and calibration uses it. Each stage has its own loss, so the compiler is reset;
+        otherwise torch would stop compiling after eight stages.
         """
         if not self.compiled:
             return loss
@@ -104,7 +104,7 @@ class Arithmetic:
 
 
 def _check_autocast(precision: Precision, device: torch.device) -> None:
-    """torch only warns of what a device cannot do, and goes on in float32."""
+    """Raise if the device does not support autocast to this type; torch would only warn and use float32."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -116,7 +116,7 @@ def _check_autocast(precision: Precision, device: torch.device) -> None:
 
 @cache
 def _check_compiler(device: str) -> None:
-    """A small function is compiled: what is missing is told before any work."""
+    """Compile a small function, so that a missing compiler is reported before any work."""
     try:
         torch.compile(_double)(torch.ones(2, device=device))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The place of `Dataset` and `ImageSet` in version 0.1; both are in `tcil.extending` now."""
+"""Deprecated location of `Dataset` and `ImageSet` (version 0.1); both are now in `tcil.extending`."""
 
 from tcil.foundation.deprecation import all_moved
 

@@ -1,7 +1,7 @@
-"""Networks of the paper, and a small one for 8x8 digits. Each answers with logits; its head is `fc`.
+"""The networks of the paper, and smaller ones for short runs. Each returns logits; its head is `fc`.
 
-Written for this project: torchvision is not needed. Parameter names follow the common convention (conv1, bn1,
-layer1.0.conv1, ..., fc), so that the authors' ResNet-32 checkpoints load as they are.
+torchvision is not needed. Parameter names follow the common convention (conv1, bn1, layer1.0.conv1, ..., fc), so that
+the authors' ResNet-32 checkpoints can be loaded without changes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from tcil.foundation.extensions import PRETRAINED, called, extension, found
 
 __all__ = ["ResNet", "network_factory", "resnet18", "resnet32", "small_cnn", "small_resnet", "tiny_resnet"]
 
-_WIDEST = 10**6  # classes or channels; more is a slip
+_WIDEST = 10**6  # classes or channels; more is assumed to be a mistake
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Layers made inside draw their weights from this seed; the global generator is left as it was."""
+    """Context in which new layers draw their weights from this seed; the global generator is restored on exit."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut; where the shape changes, the shortcut is a 1x1 convolution with BN."""
+    """Two 3x3 convolutions with a shortcut; if the shape changes, the shortcut is a 1x1 convolution with BN."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -55,20 +55,22 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network: stem, stages of residual blocks (each after the first halves the image), mean, `fc`.
+    """A residual network: stem, stages of residual blocks, global average pooling and a linear head `fc`.
+
+    Each stage after the first halves the image size.
 
     Parameters
     ----------
     n_classes : int
-        Columns of the head.
+        Number of classes (columns of the head).
     widths : tuple of int
-        Channels of each stage.
+        Number of channels of each stage.
     depths : tuple of int
-        Blocks of each stage.
+        Number of blocks of each stage.
     channels_in : int
-        Channels of the images.
+        Number of channels of the images.
     stem_stride : int
-        With 2, the stem halves the image.
+        Stride of the stem; 2 halves the image size.
 
     Examples
     --------
@@ -108,7 +110,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        """What `fc` reads: the mean over the image of the last feature map."""
+        """The input of `fc`: the last feature map, averaged over the image."""
         x = torch.relu(self.bn1(self.conv1(x)))
         for stage in self.stages:
             x = getattr(self, stage)(x)  # torch.export of 2.6 cannot follow get_submodule
@@ -120,17 +122,17 @@ class ResNet(nn.Module):
 
 
 def resnet32(n_classes: int = 100) -> ResNet:
-    """ResNet-32 for 32x32 images: 16, 32 and 64 channels, 64 features. Loads the authors' checkpoints as they are.
+    """ResNet-32 for 32x32 images: 16, 32 and 64 channels, 64 features. Compatible with the authors' checkpoints.
 
     Parameters
     ----------
     n_classes : int
-        Columns of the head.
+        Number of classes (columns of the head).
 
     Returns
     -------
     ResNet
-        With new weights, drawn from torch's generator.
+        The network, with random weights from torch's global generator.
 
     Examples
     --------
@@ -148,12 +150,12 @@ def resnet18(n_classes: int = 200) -> ResNet:
     Parameters
     ----------
     n_classes : int
-        Columns of the head.
+        Number of classes (columns of the head).
 
     Returns
     -------
     ResNet
-        With new weights, drawn from torch's generator.
+        The network, with random weights from torch's global generator.
 
     Examples
     --------
@@ -165,19 +167,19 @@ def resnet18(n_classes: int = 200) -> ResNet:
 
 
 def small_cnn(n_classes: int = 10, channels_in: int = 1) -> ResNet:
-    """A residual network small enough for 8x8 digits on any laptop: 16 and 32 channels, 32 features.
+    """A small residual network for 8x8 digits: 16 and 32 channels, 32 features.
 
     Parameters
     ----------
     n_classes : int
-        Columns of the head.
+        Number of classes (columns of the head).
     channels_in : int
-        Channels of the images.
+        Number of channels of the images.
 
     Returns
     -------
     ResNet
-        With new weights, drawn from torch's generator.
+        The network, with random weights from torch's global generator.
 
     Examples
     --------
@@ -191,17 +193,18 @@ def small_cnn(n_classes: int = 10, channels_in: int = 1) -> ResNet:
 def small_resnet(n_classes: int = 100) -> ResNet:
     """A ResNet-8 for 32x32 images, for short runs on a CPU: 24, 48 and 96 channels, one block each, 96 features.
 
-    The stem halves the image: at the same cost a wider network, which memorises its exemplars far sooner.
+    The stem halves the image size, so that the network can be wider at the same cost; it then memorises its exemplars
+    far sooner.
 
     Parameters
     ----------
     n_classes : int
-        Columns of the head.
+        Number of classes (columns of the head).
 
     Returns
     -------
     ResNet
-        With new weights, drawn from torch's generator.
+        The network, with random weights from torch's global generator.
 
     Examples
     --------
@@ -215,17 +218,17 @@ def small_resnet(n_classes: int = 100) -> ResNet:
 def tiny_resnet(n_classes: int = 20) -> ResNet:
     """A residual network for 16x16 grey images, for short runs on a CPU: 24 and 48 channels, 48 features.
 
-    The stem halves the image: a training step takes half the time of `small_cnn`.
+    The stem halves the image size: a training step takes half the time of `small_cnn`.
 
     Parameters
     ----------
     n_classes : int
-        Columns of the head.
+        Number of classes (columns of the head).
 
     Returns
     -------
     ResNet
-        With new weights, drawn from torch's generator.
+        The network, with random weights from torch's global generator.
 
     Examples
     --------
@@ -247,18 +250,18 @@ NETWORKS: dict[str, Callable[[int], ResNet]] = {
 
 
 def network_factory(name: str) -> Callable[[int], ResNet]:
-    """A network by name; one of the user's own is a function of the number of classes.
+    """Return the function that creates a network, by its name.
 
     Parameters
     ----------
     name : str
-        One of tcil's networks, an entry point in `tcil.networks`, or `package.module:name`; or `pretrained:NAME` for a
-        head on the features of a pre-trained backbone (see `load_backbone`).
+        A built-in network, an entry point in `tcil.networks`, `package.module:name` of a function that takes the number
+        of classes, or `pretrained:NAME` for a head on the features of a pre-trained backbone (see `load_backbone`).
 
     Returns
     -------
     callable
-        A function of the number of classes that returns the network.
+        A function that takes the number of classes and returns the network.
 
     Examples
     --------
@@ -277,7 +280,7 @@ def network_factory(name: str) -> Callable[[int], ResNet]:
 
 @dataclass(frozen=True)
 class _OwnNetwork:
-    """A network of the user's own: what its factory makes is looked at each time."""
+    """A user network; the result of its factory is checked at each call."""
 
     name: str
     factory: Callable[[int], ResNet]
@@ -287,7 +290,7 @@ class _OwnNetwork:
             raise invalid("network", repr(self.name), _OWN, f"It is {found(self.factory)}.")
 
     def __call__(self, n_classes: int) -> ResNet:
-        """The network for so many classes."""
+        """Create the network for `n_classes` classes."""
         network = called("network", self.name, self.factory, n_classes, _OWN, passing=())
         if not isinstance(network, nn.Module):
             raise invalid("network", f"{self.name!r}, which returned {found(network)}", _OWN)

@@ -1,4 +1,4 @@
-"""How training uses a processor: the layout of images and weights, and the number of threads, found by trying."""
+"""The memory layout and the number of threads for training on a CPU, chosen by measurement."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from tcil.incremental.networks import seeded
 
 @dataclass(frozen=True)
 class Placement:
-    """A layout and a number of threads; `images_per_second` is what was measured to choose them, if anything was."""
+    """A layout and a number of threads; `images_per_second` are the measurements behind the choice, if any."""
 
     layout: Layout
     threads: int
     images_per_second: tuple[tuple[str, float], ...] = ()
 
     def record(self) -> dict[str, object]:
-        """For the run's environment."""
+        """The placement as an entry of the run's environment."""
         measured = {name: round(speed, 1) for name, speed in self.images_per_second}
         return {"layout": str(self.layout), "threads": self.threads, "images_per_second": measured}
 
 
-# How much faster than the usual way (channels last, all threads) another must be. Sums depend on the layout, so that
-# noise must not choose it; an idle core is no loss.
+# How much faster than the default (channels last, all threads) another choice must be. Rounding depends on the layout,
+# so noise must not decide it; using fewer threads does no harm.
 _LAYOUT_GAIN, _THREAD_GAIN = 1.5, 1.1
-# Another process may disturb a turn or two: turns are taken until one of each is likely to have been left alone.
-# Small batches favour one thread, so they are not smaller than need be.
+# Other processes may disturb some measurements, so they are repeated and the fastest counts. Small batches favour one
+# thread, so batches are not smaller than necessary.
 _LARGEST_BATCH, _FEWEST_TURNS, _MOST_TURNS, _SECONDS = 64, 3, 12, 4.0
 
 
 @cache
 def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...], batch_size: int) -> Placement:
-    """The faster of both layouts, with one thread or all, by a few training steps on batches of that size (at most 64).
+    """The faster layout, with one thread or all, measured by a few training steps on batches of this size (at most 64).
 
-    OMP_NUM_THREADS and TCIL_LAYOUT, where set, decide instead. One choice for all runs of a process.
+    If OMP_NUM_THREADS or TCIL_LAYOUT are set, they decide. The choice holds for all runs of a process.
     """
     threads = torch.get_num_threads()
     counts = [threads] if "OMP_NUM_THREADS" in os.environ or threads == 1 else [threads, 1]
@@ -51,7 +51,7 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
     if len(ways) == 1:
         return Placement(*ways[0])
     batch_size = min(batch_size, _LARGEST_BATCH)
-    with seeded(0):  # trying leaves the global generator as it was
+    with seeded(0):  # leaves the global generator unchanged
         models = {layout: network(10).to(memory_format=layout.form) for layout in layouts}  # type: ignore[call-overload]
     seconds = {way: float("inf") for way in ways}
     try:
@@ -75,7 +75,7 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
 
 
 def step_seconds(model: nn.Module, shape: tuple[int, ...], layout: Layout, batch_size: int) -> float:
-    """How long one forward and backward pass of a batch takes."""
+    """The time of one forward and backward pass of a batch, in seconds."""
     x = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0))
     x = x.contiguous(memory_format=layout.form)
     y = torch.zeros(batch_size, dtype=torch.long)

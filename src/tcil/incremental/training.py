@@ -1,9 +1,9 @@
-"""The training loop: epochs of a stage, resumable after each step, the same to the bit whether interrupted or not.
+"""The training loop. It can be resumed after each step, with bitwise identical results.
 
-Under `tcil.distributed.sharded()` the ranks train together: all draw the same batches, each takes its part, and after
-the backward pass one message carries the gradients, the BN running statistics and the loss of every rank. That is what
-DistributedDataParallel does, without its wrapper: losses here call the network in their own ways (a teacher beside it,
-DER's frozen extractors, a head alone), which a wrapped forward would not see.
+Under `tcil.distributed.sharded()` the ranks train together: all draw the same batches, each computes its part, and
+after the backward pass one all-reduce exchanges the gradients, the BN running statistics and the loss. This is like
+DistributedDataParallel, but without a wrapper, because losses call parts of the network directly (a teacher, DER's
+frozen extractors, the head).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OptimizerKind(Option):
     """The optimizer; each stage starts a new one."""
 
     SGD = "sgd", "SGD with momentum 0.9, as in the authors' code"
-    ADAM = "adam", "Adam, as the paper's text says"
+    ADAM = "adam", "Adam, as in the paper's text"
 
 
 class TrainingDiverged(RuntimeError):
@@ -38,10 +38,10 @@ class TrainingDiverged(RuntimeError):
 
 @dataclass
 class EpochState:
-    """Where training stands inside a stage: epochs done, and what the optimizer and the generator need to go on.
+    """The state of training inside a stage: epochs done, and the states of the optimizer and the generator.
 
-    Inside an epoch also the order of its rows, the steps done and the sum of their losses. In fp16 also where the scale
-    of the loss stands.
+    Inside an epoch also the order of its rows, the steps done and the sum of their losses; in fp16 also the scale of
+    the loss.
     """
 
     epoch: int = 0
@@ -54,7 +54,7 @@ class EpochState:
 
 
 class Interrupted(Exception):
-    """Training was asked to stop, and did after a whole step; `state` is where."""
+    """Training was asked to stop and did so after a complete step; `state` is the state to resume from."""
 
     def __init__(self, state: EpochState) -> None:
         super().__init__(f"epoch {state.epoch}, step {state.step}")
@@ -77,7 +77,7 @@ def train_stage(
 ) -> None:
     """Run the epochs of a stage from `state` on; `on_epoch` gets the new state and the epoch's mean loss.
 
-    Once `stop` says so, the step is finished and `Interrupted` raised, with the state to go on from.
+    When `stop` returns True, the current step is finished and `Interrupted` is raised with the state to resume from.
     """
     pixels, together = Pixels(dataset), ranks.current()
     device = dataset.train.images.device
@@ -122,7 +122,7 @@ def train_stage(
         if not math.isfinite(mean):
             raise TrainingDiverged(f"stage {stage.name}, epoch {epoch}: the loss is {mean}; lower lr or check the data")
         if scaler.collapsed:
-            raise TrainingDiverged(f"stage {stage.name}, epoch {epoch}: no gradient fits into fp16; take bf16")
+            raise TrainingDiverged(f"stage {stage.name}, epoch {epoch}: all gradients overflow in fp16; use bf16")
         on_epoch(EpochState(epoch + 1, optimizer_tensors(steps), generator.get_state(), scale=scaler.state()), mean)
     model.eval()
 
@@ -138,7 +138,7 @@ def _observe(
     on_epoch: Callable[[EpochState, float], None],
     stop: Callable[[], bool],
 ) -> None:
-    """A stage without gradients: each image once, in the order of the rows. Every rank looks at all of them."""
+    """A stage without gradients: each image once, in the order of the rows. Every rank processes all of them."""
     assert stage.observe is not None
     if state.epoch:
         return
@@ -155,7 +155,7 @@ def _observe(
 
 
 def _share(together: Ranks, n_rows: int) -> tuple[slice, float]:
-    """This rank's rows of a batch, and what they weigh in it. One without any runs two of another's, which count 0."""
+    """This rank's rows of a batch, and their weight in it. A rank without rows runs two others with weight 0."""
     part = together.part(n_rows)
     count = part.stop - part.start
     return (part, count / n_rows) if count else (slice(0, min(2, n_rows)), 0.0)
@@ -164,8 +164,10 @@ def _share(together: Ranks, n_rows: int) -> tuple[slice, float]:
 def _exchange(
     together: Ranks, model: nn.Module, parameters: Sequence[nn.Parameter], loss: Tensor, weight: float, stop: bool
 ) -> tuple[Tensor, bool]:
-    """Gradients and BN running statistics become their means over ranks, weighted by rows; so does the loss, returned
-    with whether any rank was asked to stop."""
+    """Average gradients, BN running statistics and the loss over ranks, weighted by rows.
+
+    Returns the mean loss and whether any rank was asked to stop.
+    """
     if together.size == 1:
         return loss, stop
     shared = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -180,15 +182,15 @@ def _exchange(
     return mean_loss.squeeze(0), bool(stops > 0)
 
 
-_MOST_KEPT = 2**30  # bytes of features that are kept; a fixed number, so that every machine does the same
+_MOST_KEPT = 2**30  # bytes of features that are kept; a fixed number, so that all machines behave the same
 
 
 def _reader(
     stage: Stage, pixels: Pixels, part: ImageSet, generator: torch.Generator, batch_size: int
 ) -> Callable[[Tensor, slice], tuple[Tensor, ...]]:
-    """What the loss reads of a part of the rows: augmented images, what the stage's frozen part makes of them, or both.
+    """A function that returns the inputs of the loss: augmented images, their frozen features, or both.
 
-    What the frozen part makes is computed once for all epochs, where `_kept` says so.
+    The frozen features are computed once for all epochs if `_kept` returns them.
     """
     embed, beside = stage.embed, stage.beside
     kept = _kept(stage, pixels, part, batch_size)
@@ -225,22 +227,22 @@ def _reader(
 
 
 def _kept(stage: Stage, pixels: Pixels, part: ImageSet, batch_size: int) -> Tensor | None:
-    """What the stage's frozen part makes of all views of its rows, (rows, views, features); ranks share the work.
+    """The frozen features of all views of the stage's rows, (rows, views, features); ranks share the work.
 
-    None where it has no such part, where augmentation makes more views than there are epochs, or more than two, and
-    where the features would take more than 1 GiB. CIFAR-100's tenth task takes 2 views x 7,000 images x 576 x 4 bytes:
+    None if the stage has no frozen part, if augmentation produces more views than there are epochs or more than two, or
+    if the features would take more than 1 GiB. CIFAR-100's tenth task needs 2 views x 7,000 images x 576 x 4 bytes =
     32 MB.
     """
     frozen, together = stage.embed or stage.beside, ranks.current()
     if frozen is None or pixels.n_views > min(2, stage.schedule.epochs):
         return None
-    batches, own = stage.rows.split(batch_size), list[Tensor]()
+    batches, features = stage.rows.split(batch_size), list[Tensor]()
     for dealt in together.deal(batches):
         if dealt.here:
-            own.append(torch.stack([frozen(view) for view in pixels.views(part, dealt.batch)], dim=1))
-        if own[0][0].nbytes * len(stage.rows) > _MOST_KEPT:  # of the first batch, which every rank has
+            features.append(torch.stack([frozen(view) for view in pixels.views(part, dealt.batch)], dim=1))
+        if features[0][0].nbytes * len(stage.rows) > _MOST_KEPT:  # of the first batch, which every rank has
             return None
-    return together.gathered(own, [len(batch) for batch in batches])
+    return together.gathered(features, [len(batch) for batch in batches])
 
 
 def make_optimizer(kind: OptimizerKind, parameters: object, lr: float, weight_decay: float) -> torch.optim.Optimizer:
@@ -261,7 +263,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give back what `optimizer_tensors` took."""
+    """Load the state that `optimizer_tensors` returned."""
     if not tensors:
         return
     state: dict[int, dict[str, Tensor]] = {}

@@ -86,7 +86,7 @@ class TestCifar:
                 return os.system, (f"touch {tmp_path}/owned",)
 
         (tmp_path / "evil").write_bytes(pickle.dumps({b"data": Evil()}, protocol=2))
-        with pytest.raises(ValueError, match="has no place in a data file"):
+        with pytest.raises(ValueError, match="is not allowed in a data file"):
             read_pickle(tmp_path / "evil")
         assert not (tmp_path / "owned").exists()
 
@@ -242,7 +242,7 @@ class TestPictures:
         (tmp_path / "train" / "cat" / "2.png").write_bytes(page)
         started = []
         monkeypatch.setattr("subprocess.Popen", lambda *what, **how: started.append(what))
-        with pytest.raises(ValueError, match=r"^data: got .*2\.png, which cannot be decoded \(it is none of PNG, JPEG"):
+        with pytest.raises(ValueError, match=r"^data: got .*2\.png, which cannot be decoded \(not one of PNG, JPEG"):
             load_dataset("image-folder", tmp_path)
         assert not started
 
@@ -463,7 +463,7 @@ class TestStream:
             ({"order": [0, 0, 1]}, "order: got"),
             ({"order": [0, 99]}, "order: got"),
             ({"valid_per_class": 20}, "valid_per_class: got 20"),
-            ({"pool_per_class": 100}, "validation: got 100 held-out images a class"),
+            ({"pool_per_class": 100}, "validation: got 100 held-out images per class"),
             ({"reserve_per_class": [1]}, "reserve_per_class: got 1 numbers"),
         ],
     )

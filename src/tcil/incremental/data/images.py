@@ -1,4 +1,4 @@
-"""Images in memory: uint8 tensors, with crop, flip and normalisation as batched tensor operations."""
+"""Images in memory as uint8 tensors; crop, flip and normalisation are batched tensor operations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ImageSet:
     Attributes
     ----------
     images : tensor (N, C, H, W)
-        As uint8; or, of a frozen backbone, feature maps in half or single precision.
+        Images in uint8, or feature maps of a frozen backbone in half or single precision.
     labels : tensor (N,)
-        As int64.
+        Class labels in int64.
 
     Examples
     --------
@@ -55,28 +55,28 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A classification dataset: training and test images, and how they are normalised and augmented.
+    """A classification dataset: training and test images, and their normalisation and augmentation.
 
     Attributes
     ----------
     name : str
-        For run folders and tables.
+        Name in run folders and tables.
     train, test : ImageSet
-        The images.
+        Training and test images.
     class_names : tuple of str
-        By label.
+        Name of each class, by label.
     mean, std : tuple of float
-        By channel, for pixels from 0 to 1.
+        Mean and standard deviation of each channel, for pixels from 0 to 1.
     padding : int
-        How far random crops move.
+        Padding of random crops, in pixels.
     flip : bool
-        Whether an image may be mirrored (digits may not).
+        Whether images may be mirrored (digits may not).
     layout : Layout
-        Of the batches made of it.
+        Memory layout of batches.
     revision : int
-        Raised by a reader that changes its normalisation: runs of other revisions are not continued.
+        Version of the reader's normalisation: runs of other revisions are not resumed.
     source : dict, optional
-        What tells the images from others, where these are features that were computed from them. Default: a checksum.
+        Identifies the original images if this dataset holds features computed from them. Default: a checksum.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class Dataset:
 
     @property
     def n_classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return len(self.class_names)
 
     @property
@@ -109,18 +109,18 @@ class Dataset:
         return tuple(self.train.images.shape[1:])
 
     def fingerprint(self) -> dict[str, int | str]:
-        """What tells these images and labels from others."""
+        """Identifies these images and labels."""
         if self.source is not None:
             return dict(self.source)
         digest = hashlib.sha256()
         for part in (self.train, self.test):
             for tensor in (part.images, part.labels):
                 digest.update(tensor.cpu().contiguous().numpy().tobytes())
-        revision = {"revision": self.revision} if self.revision > 1 else {}  # the first ones are stored without
+        revision = {"revision": self.revision} if self.revision > 1 else {}  # revision 1 is stored without a number
         return {"train": len(self.train), "test": len(self.test), "sha256": digest.hexdigest(), **revision}
 
     def to(self, device: torch.device) -> Dataset:
-        """The same dataset with its images on `device`; labels stay on the CPU, where tasks are cut."""
+        """The same dataset with its images on `device`; labels stay on the CPU, where tasks are split."""
         train, test = (ImageSet(part.images.to(device), part.labels) for part in (self.train, self.test))
         return replace(self, train=train, test=test)
 
@@ -154,26 +154,26 @@ class Pixels:
 
     @property
     def n_views(self) -> int:
-        """How many images augmentation can make of one."""
+        """The number of different images that augmentation can produce from one."""
         return (2 * self._padding + 1) ** 2 * (2 if self._flip else 1)
 
     def views(self, part: ImageSet, rows: Tensor) -> list[Tensor]:
-        """All of them, where there are no crops: the images as they are, and mirrored."""
+        """All augmented versions, for datasets without crops: the images and their mirror images."""
         assert self._padding == 0
         plain = self.plain(part, rows)
         return [plain, plain.flip(3)] if self._flip else [plain]
 
     def augmented(self, part: ImageSet, rows: Tensor, generator: torch.Generator, keep: slice = slice(None)) -> Tensor:
-        """Normalised images after a random crop and, where the dataset allows it, a random flip.
+        """Normalised images after a random crop and, if the dataset allows it, a random flip.
 
-        With `keep`, only this part of them; what is drawn for an image does not depend on which part it is in.
+        With `keep`, only this part of them is computed; the random draws of an image do not depend on the part.
         """
         return self.drawn(part, rows, generator, keep)[0]
 
     def drawn(
         self, part: ImageSet, rows: Tensor, generator: torch.Generator, keep: slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
-        """The same with which of `views` each image is, where there are no crops: 0 as it is, 1 mirrored."""
+        """Augmented images, and their index in `views` for datasets without crops: 0 unchanged, 1 mirrored."""
         images = part.images.index_select(0, rows[keep].to(part.images.device))
         (count, _, height, width), device, pad = images.shape, images.device, self._padding
         offsets = torch.randint(0, 2 * pad + 1, (2, len(rows), 1), generator=generator)[:, keep].to(device)
@@ -189,5 +189,5 @@ class Pixels:
         return self._normalised(images), mirrored.squeeze(1).long()
 
     def _normalised(self, images: Tensor) -> Tensor:
-        """In float and in the dataset's layout, which is changed last: bytes are slow to rearrange."""
+        """Normalised float images in the dataset's layout, which is changed last since it is slow for bytes."""
         return images.float().mul_(self._scale).add_(self._shift).contiguous(memory_format=self._form)

@@ -1,4 +1,4 @@
-"""In which order images and weights lie in memory."""
+"""The memory layout of images and weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class Layout(Option):
-    """In which order images and weights lie in memory."""
+    """The memory layout of images and weights."""
 
-    CHANNELS_LAST = "channels_last", "the channels of a pixel side by side: mostly the faster one"
+    CHANNELS_LAST = "channels_last", "the channels of a pixel are adjacent (NHWC): usually faster"
     CONTIGUOUS = "contiguous", "channel by channel (NCHW)"
 
     @property
     def form(self) -> torch.memory_format:
-        """As torch names it."""
+        """The layout as a torch.memory_format."""
         import torch
 
         return torch.channels_last if self is Layout.CHANNELS_LAST else torch.contiguous_format

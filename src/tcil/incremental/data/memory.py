@@ -13,9 +13,9 @@ from tcil.incremental.data.stream import Task
 
 @dataclass(frozen=True)
 class UniformMemory:
-    """The paper's policy: floor(capacity / classes seen) exemplars for each class, uniformly at random.
+    """The paper's policy: floor(capacity / classes seen) exemplars per class, uniformly at random.
 
-    New classes are drawn from their training rows, old classes from what is stored.
+    Exemplars of new classes are drawn from the training rows, those of old classes from the stored ones.
 
     >>> import torch
     >>> from tcil.incremental.data.memory import UniformMemory
@@ -36,7 +36,7 @@ class UniformMemory:
             raise invalid("memory", f"{self.capacity}", "at least one exemplar")
 
     def update(self, kept: dict[int, Tensor], new: dict[int, Tensor], generator: torch.Generator) -> dict[int, Tensor]:
-        """Rows kept for each class (by column), given those kept so far and the new task's training rows."""
+        """The rows to keep for each class (by column), from those kept so far and the new task's training rows."""
         share = self.capacity // (len(kept) + len(new))
         if share < 1:
             raise invalid(
@@ -50,9 +50,9 @@ class UniformMemory:
 
 @dataclass
 class Memory:
-    """Exemplar rows by class, and the reserve that is never trained on.
+    """Exemplar rows by class, and the reserve, which is never used for training.
 
-    `rehearsed` is how many exemplars there were when the last task was trained.
+    `rehearsed` is the number of exemplars while the last task was trained.
 
     >>> import torch
     >>> from tcil.incremental.data.memory import Memory
@@ -75,7 +75,7 @@ class Memory:
         return _joined(self.reserve)
 
     def imbalance(self, task: Task) -> float | None:
-        """Training images of a new class of the last task for each exemplar of an old one; None without old ones."""
+        """Training images per new class of the last task, divided by exemplars per old class; None without old ones."""
         if task.columns.start == 0:
             return None
         return (len(task.train) / len(task.columns)) / (self.rehearsed / task.columns.start)

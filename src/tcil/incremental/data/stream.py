@@ -1,4 +1,4 @@
-"""The task stream: which classes come when, and which images of them are for training, validation and test."""
+"""The task stream: the classes of each task, and the split of their images into training and held-out data."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from tcil.foundation.errors import invalid
 class Task:
     """One task: its classes as logit columns, and row indices into the training set.
 
-    `pool` is held out of training and in a random order within each class; `valid` is its first part. `reserve` is held
-    out as well, for the comparison with old-task validation data. Tasks are numbered from 0.
+    `pool` is held out of training and in random order within each class; `valid` is its first part. `reserve` is held
+    out too, for the comparison with old-task validation data. Tasks are numbered from 0.
 
-    `returned` are columns of old classes that come back: with images of theirs that were not there before, in `train`
-    and held out of it.
+    `returned` are the columns of old classes that occur again, with new images in `train` and in the held-out parts.
     """
 
     index: int
@@ -33,19 +32,21 @@ class Task:
 
     @property
     def current(self) -> list[int]:
-        """The columns of all classes that this task brings images of, for the first time or again."""
+        """The columns of all classes with images in this task, new or returned."""
         return [*self.columns, *self.returned]
 
 
 class TaskStream:
-    """Cuts a labelled training set into tasks of new classes.
+    """Splits a labelled training set into tasks of new classes.
 
-    `order` lists the class labels in the order in which they come: column i of the logits is class `order[i]`. Rows are
-    split per class and at random by `seed`: `valid_per_class` for validation out of a pool of `pool_per_class` held-out
-    rows, `reserve_per_class` for the old-task reserve, the rest for training. Each is a number, or one for each task.
+    `order` lists the class labels in the order of the tasks: column i of the logits is class `order[i]`. The rows of
+    each class are split at random by `seed`: `valid_per_class` for validation out of a pool of `pool_per_class`
+    held-out rows, `reserve_per_class` for the old-task reserve, and the rest for training. Each of these is one number,
+    or one number per task.
 
-    With `returning`, so many old classes come back with each later task, drawn by `seed`, each class once at most. Half
-    of such a class's training rows are kept for then; as many of them as for a new class are held out.
+    `returning` is the number of old classes that occur again in each later task, drawn by `seed`, each class at most
+    once. Half of the training rows of such a class are kept for the later task; as many of them as for a new class are
+    held out.
 
     >>> import torch
     >>> from tcil.incremental.data.stream import TaskStream
@@ -96,7 +97,7 @@ class TaskStream:
                 if len(rows) <= held:
                     raise invalid(
                         "validation",
-                        f"{held} held-out images a class",
+                        f"{held} held-out images per class",
                         f"fewer than the {len(rows)} training images of class {self.order[column]}",
                         "Lower validation and validation_pool.",
                     )
@@ -104,8 +105,8 @@ class TaskStream:
                 parts["pool"].append(rows[: pools[index]])
                 parts["reserve"].append(rows[pools[index] : held])
                 parts["train"].append(rows[held:].sort().values)
-            own = [torch.cat(rows) for rows in parts.values()]
-            self._tasks.append(Task(index, columns, own[0], own[1], own[2], own[3]))
+            split = [torch.cat(rows) for rows in parts.values()]
+            self._tasks.append(Task(index, columns, split[0], split[1], split[2], split[3]))
             start += size
         if returning:
             self._bring_back(returning, valids, pools, seed)
@@ -132,11 +133,11 @@ class TaskStream:
             self._tasks[index] = replace(self._tasks[index], train=train, valid=valid, pool=pool, returned=returned)
 
     def _second_half(self, column: int, generator: torch.Generator) -> Tensor:
-        """Half the rows of a class, in a random order, taken out of the task that had them."""
+        """Half the rows of a class, in random order, removed from the task that had them."""
         home = next(index for index, task in enumerate(self._tasks) if column in task.columns)
         task = self._tasks[home]
-        own = (self.columns[task.train] == column).nonzero().squeeze(1)
-        moved = own[torch.randperm(len(own), generator=generator)[: len(own) // 2]]
+        rows = (self.columns[task.train] == column).nonzero().squeeze(1)
+        moved = rows[torch.randperm(len(rows), generator=generator)[: len(rows) // 2]]
         stays = torch.ones(len(task.train), dtype=torch.bool)
         stays[moved] = False
         self._tasks[home] = replace(task, train=task.train[stays])
@@ -152,13 +153,13 @@ class TaskStream:
         return iter(self._tasks)
 
     def first(self, count: int) -> TaskStream:
-        """The same stream cut off after so many tasks: columns, rows and class order stay those of the whole one."""
+        """The first `count` tasks of this stream; columns, rows and class order are unchanged."""
         cut = copy.copy(self)
         cut._tasks = self._tasks[:count]
         return cut
 
     def redrawn(self, task: Task, generator: torch.Generator) -> Tensor:
-        """Another validation set of the same size out of a task's held-out pool."""
+        """Another validation set of the same size, drawn from a task's held-out pool."""
         share = len(task.valid) // len(task.current)
         chosen = []
         for column in task.current:
@@ -167,7 +168,7 @@ class TaskStream:
         return torch.cat(chosen)
 
     def seen(self, index: int) -> int:
-        """How many classes have come by the end of task `index`."""
+        """The number of classes seen after task `index`."""
         return self._tasks[index].columns.stop
 
 
@@ -180,7 +181,7 @@ def _each(number: int | Sequence[int], count: int, name: str) -> tuple[int, ...]
 
 
 def class_order(n_classes: int, seed: int | None) -> list[int]:
-    """Natural order without a seed, else a permutation that depends on the seed alone.
+    """The natural order without a seed, else a permutation that depends only on the seed.
 
     >>> from tcil.incremental.data.stream import class_order
     >>> class_order(5, None), sorted(class_order(5, seed=1))
@@ -192,7 +193,7 @@ def class_order(n_classes: int, seed: int | None) -> list[int]:
 
 
 def equal_sizes(n_classes: int, n_tasks: int) -> list[int]:
-    """Tasks of equal size; the first ones take one more each where it does not divide.
+    """Task sizes that differ by at most one; the first tasks are the larger ones.
 
     >>> from tcil.incremental.data.stream import equal_sizes
     >>> equal_sizes(10, 5), equal_sizes(10, 4)

@@ -1,4 +1,4 @@
-"""The learners, one file each; `base` is what they share. Anything else as `package.module:Learner`."""
+"""The learners, one file each; `base` has their base class. User learners are named `package.module:Learner`."""
 
 from tcil.incremental.learners.base import Head, Learner, LearnerOptions, Stage, TaskData
 from tcil.incremental.learners.registry import LEARNERS, make_learner

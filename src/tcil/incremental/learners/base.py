@@ -1,4 +1,4 @@
-"""What learners share: a network over the classes seen, and stages of training that can be resumed."""
+"""The base class of learners: a network over the classes seen, trained in stages that can be resumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tcil.incremental.schedule import Schedule as Schedule
 
 
 class Head(Option):
-    """How the classification layer meets new classes.
+    """How the classification layer handles new classes.
 
     Examples
     --------
@@ -29,24 +29,24 @@ class Head(Option):
     rows are added with each task; old ones keep their weights
     """
 
-    FIXED = "fixed", "one layer for all classes from the start, sliced to those seen (the authors' way)"
+    FIXED = "fixed", "one layer for all classes from the start, sliced to those seen (as in the authors' code)"
     GROWING = "growing", "rows are added with each task; old ones keep their weights"
 
 
 @dataclass(frozen=True, eq=False)
 class TaskData:
-    """What a learner may know of a task.
+    """The data of a task that a learner may use.
 
     Attributes
     ----------
     index : int
-        The number of the task, from 0.
+        Number of the task, from 0.
     columns : range
-        The logit columns of its new classes.
+        Logit columns of its new classes.
     new_rows : tensor
-        Rows of the training set that are new.
+        Rows of the training set that belong to this task.
     exemplars : dict of int to tensor
-        Rows of the old exemplars, by column.
+        Rows of the exemplars of old classes, by column.
     column_of_row : tensor
         The column of every row of the training set.
     task_columns : tuple of range
@@ -70,33 +70,33 @@ class TaskData:
 
     @property
     def old(self) -> int:
-        """How many classes came before."""
+        """The number of classes of earlier tasks."""
         return self.columns.start
 
     @property
     def seen(self) -> int:
-        """How many classes there are with this task."""
+        """The number of classes including this task."""
         return self.columns.stop
 
     @property
     def all_rows(self) -> Tensor:
-        """New data and exemplars together, each once."""
+        """The rows of new data and exemplars, each once."""
         return torch.cat([self.new_rows, *(self.exemplars[c] for c in sorted(self.exemplars))])
 
     def balanced_rows(self, generator: torch.Generator) -> Tensor:
-        """As many rows of every new class as there are exemplars of an old one, with all the exemplars."""
+        """The same number of rows of every class: the exemplars, and a random selection of each new class."""
         share = min(len(rows) for rows in self.exemplars.values())
         chosen = [rows[:share] for _, rows in sorted(self.exemplars.items())]
-        own = self.column_of_row[self.new_rows]
+        new_columns = self.column_of_row[self.new_rows]
         for column in self.columns:
-            rows = self.new_rows[own == column]
+            rows = self.new_rows[new_columns == column]
             chosen.append(rows[torch.randperm(len(rows), generator=generator)[:share]])
         return torch.cat(chosen)
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One stage of training: on which rows, with which loss, which parameters, how long.
+    """One stage of training: its rows, loss, parameters and schedule.
 
     Attributes
     ----------
@@ -107,22 +107,22 @@ class Stage:
     schedule : Schedule
         Epochs and learning rates.
     loss : callable
-        From a batch of images and their columns to a scalar tensor. With `embed` it reads the features instead of the
-        images, with `beside` both: `loss(images, features, columns)`.
+        Maps a batch of images and their columns to a scalar tensor. With `embed` it gets features instead of images,
+        with `beside` both: `loss(images, features, columns)`.
     parameters : sequence of torch.nn.Parameter
-        What is trained.
+        The parameters to train.
     embed : callable, optional
-        A frozen part of the network that comes first: the loss then reads what it makes of the images. It runs once
-        for all epochs where augmentation can make only a few of each image.
+        A frozen first part of the network: the loss gets its output instead of the images. It runs only once for all
+        epochs if augmentation produces only a few versions of each image.
     after_step : callable, optional
-        Called after every optimizer step, without gradients, such as to clamp weights. What it does must follow from
-        the parameters alone: every rank calls it, and a resumed run continues after it.
+        Called after every optimizer step, without gradients, for instance to clamp weights. It must depend on the
+        parameters only: every rank calls it, and a resumed run continues after it.
     beside : callable, optional
-        A frozen part of the network that runs beside the trained one, on the same images and as seldom as `embed`.
-        A stage has one of the two at most.
+        A frozen part of the network that runs next to the trained one on the same images, also only once if possible.
+        A stage has at most one of `embed` and `beside`.
     observe : callable, optional
-        Of a stage without gradients: called with each batch of images as they are, and their columns, once and in the
-        order of `rows`. What it keeps must be in the buffers of the model. There is no loss then, and one epoch.
+        For a stage without gradients: called with each batch of unaugmented images and their columns, once and in the
+        order of `rows`. It must store its state in buffers of the model. There is no loss and only one epoch.
 
     Examples
     --------
@@ -152,15 +152,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class LearnerOptions:
-    """Options that every learner has; subclass it for more, each with a default.
+    """Options that every learner has. Subclass it to add more, each with a default.
 
-    What a user gives has the type of the default, which is checked. Which values of that type are legal, a subclass
-    says in `__post_init__`, or the learner in `__init__`: what they raise ends a run before any training.
+    A value given by the user must have the type of the default. Other checks belong in `__post_init__` of the subclass
+    or in `__init__` of the learner; errors raised there end a run before any training.
 
     Attributes
     ----------
     head : {"fixed", "growing"}
-        How the classification layer meets new classes (`Head`).
+        How the classification layer handles new classes (`Head`).
 
     Examples
     --------
@@ -176,35 +176,35 @@ class LearnerOptions:
     head: Head | str = Head.FIXED
 
     def _check_least(self, **least: int) -> None:
-        """Refuse options that are below the least that they may be."""
+        """Raise if an option is smaller than its bound."""
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise invalid(f"option {name}", repr(getattr(self, name)), f"at least {bound}")
 
     def _check_positive(self, *names: str) -> None:
-        """Refuse options that must be greater than 0."""
+        """Raise if one of these options is not greater than 0."""
         for name in names:
             if not getattr(self, name) > 0:
                 raise invalid(f"option {name}", repr(getattr(self, name)), "greater than 0")
 
 
 class Learner(ABC):
-    """A class-incremental learner. Subclass it, and define `stage`.
+    """Base class of class-incremental learners. Subclass it and define `stage`.
 
-    The moments of a task, in order: `begin_task`, then each of `stages` (built by `stage` when its turn comes, so that
-    it can start from what the one before left), then `end_task`. All state that must survive is in `model`: a run that
-    is interrupted rebuilds everything else from the models saved at these moments.
+    For each task, these methods are called in order: `begin_task`, `stage` for each name in `stages` (a stage is built
+    when the previous one is done, so that it can start from its result), and `end_task`. All state that must survive
+    an interruption is in `model`: a resumed run rebuilds everything else from the models saved at these points.
 
     Parameters
     ----------
     options : LearnerOptions
-        Of the class `options_type`.
+        Options, of the class `options_type`.
     network : callable
-        A function of the number of classes that returns the network.
+        Returns the network for a number of classes.
     n_classes : int
-        Classes of all tasks together.
+        Number of classes of all tasks.
     seed : int
-        For new layers.
+        Seed of new layers.
     device : torch.device
         Where the network is trained.
 
@@ -213,10 +213,10 @@ class Learner(ABC):
     model : torch.nn.Module
         The network over the classes seen.
     teacher : torch.nn.Module or None
-        The network of the task before, during training.
+        The network of the previous task, during training.
     rehearses : bool
-        Whether it trains on exemplars. Those that do not have seen as many images of an old class as of a new one, and
-        run without a memory (`--memory 0`).
+        Whether it trains on exemplars. Learners that do not have seen as many images of an old class as of a new one,
+        and run without a memory (`--set memory=0`).
 
     Examples
     --------
@@ -248,11 +248,11 @@ class Learner(ABC):
         self.teacher: nn.Module | None = None
 
     def fresh(self, key: int) -> AbstractContextManager[None]:
-        """Initialise layers inside this: the draw depends on the run's seed and `key` alone."""
+        """Context for initialising layers: their weights depend only on the run's seed and `key`."""
         return seeded(self.seed * 1000 + key)
 
     def begin_task(self, task: TaskData) -> None:
-        """Make ready for new classes: the first network, or a longer head; the network so far becomes the teacher."""
+        """Prepare for new classes: create the first network, or copy the teacher and grow the head."""
         if task.index == 0:
             with self.fresh(0):
                 self.model = self.network(self.n_classes if self.head is Head.FIXED else task.seen).to(self.device)
@@ -268,14 +268,14 @@ class Learner(ABC):
 
     @abstractmethod
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
-        """Build a stage when its turn comes; `schedule` is the run's main one."""
+        """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
 
     def replays(self, n_new: int, n_exemplars: int) -> float:
-        """How often an epoch presents each exemplar, if it presents each new image once."""
+        """How often each exemplar occurs in an epoch in which each new image occurs once."""
         return 1.0
 
     def end_task(self, task: TaskData) -> None:
-        """After the last stage."""
+        """Called after the last stage."""
         self.teacher = None
 
     def logits(self, x: Tensor, seen: int) -> Tensor:
@@ -285,7 +285,7 @@ class Learner(ABC):
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """The network as it is now, for ever: a teacher."""
+    """A frozen copy of the network in evaluation mode, used as a teacher."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
@@ -304,6 +304,6 @@ def grow_head(model: nn.Module, n_classes: int) -> None:
 
 
 def soft_cross_entropy(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
-    """H(softmax(teacher / T), softmax(student / T)), mean over samples: the distillation term, without a T^2."""
+    """H(softmax(teacher / T), softmax(student / T)), averaged over samples: the distillation term, without T^2."""
     target = torch.softmax(teacher / temperature, dim=1)
     return -(target * torch.log_softmax(student / temperature, dim=1)).sum(dim=1).mean()

@@ -18,14 +18,14 @@ from tcil.incremental.learners.base import (
     soft_cross_entropy,
 )
 
-_HELD = 900  # which draw of the seed says what is held out
+_HELD = 900  # key of the random stream that selects the held-out rows
 
 
 @dataclass(frozen=True)
 class BiCOptions(LearnerOptions):
     """BiC's options.
 
-    `held_out` is the share of the images, exemplars included, that stage one leaves to stage two (the paper's 10 %).
+    `held_out` is the share of images, including exemplars, that are kept for stage two (10 % in the paper).
     """
 
     distillation_temperature: float = 2.0
@@ -43,9 +43,9 @@ class BiCOptions(LearnerOptions):
 class BiC(Learner):
     """Stage one: (1 - l) CE + l H(teacher, student) over all old logits, l = old / (old + new), on nine tenths.
 
-    Stage two, on as many images of every class of the last tenth: new logits become alpha z + beta, nothing else moves.
-    Afterwards the two numbers are folded into the head, so that the network is a plain one, and the teacher of the next
-    task is corrected. A row is held out or not for ever, so that no exemplar of stage two was ever trained on.
+    Stage two, on a class-balanced part of the last tenth: new logits become alpha z + beta; nothing else is trained.
+    Afterwards the two numbers are folded into the head, so that the network is a plain one and the teacher of the next
+    task is corrected. Held-out rows stay held out in later tasks, so that stage two never uses trained exemplars.
     """
 
     meaning = "bias correction: distillation, then new logits corrected on a small held-out set"
@@ -53,17 +53,17 @@ class BiC(Learner):
     options: BiCOptions
 
     def begin_task(self, task: TaskData) -> None:
-        """Make ready for new classes, and for their correction."""
+        """Prepare for new classes, and add the correction's parameters."""
         super().begin_task(task)
         if task.old:
             self.model.register_parameter("correction", nn.Parameter(torch.tensor([1.0, 0.0], device=self.device)))
 
     def stages(self, task: TaskData) -> tuple[str, ...]:
-        """The names of this task's stages: no correction where no image of an old class is held out."""
+        """The names of this task's stages: no correction if no image of an old class is held out."""
         return ("train", "finetune") if task.old and len(self._balanced(task)) else ("train",)
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
-        """Build a stage when its turn comes; `schedule` is the run's main one."""
+        """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
         if name == "finetune":
             return self._correct(name, task)
         teacher, share = self.teacher, task.old / task.seen
@@ -84,7 +84,7 @@ class BiC(Learner):
         return Stage(name, rows, schedule, loss, trained)
 
     def _correct(self, name: str, task: TaskData) -> Stage:
-        """Stage two: alpha and beta, on logits that do not change."""
+        """Stage two: train alpha and beta on fixed logits."""
         o, fixed = self.options, frozen_copy(self.model)
         correction = self.model.correction
         assert isinstance(correction, nn.Parameter)
@@ -101,34 +101,34 @@ class BiC(Learner):
         return Stage(name, self._balanced(task), schedule, loss, [correction], embed)
 
     def _held(self, task: TaskData, rows: Tensor) -> Tensor:
-        """Which rows are held out, by a draw that depends on the seed and the row alone."""
+        """Which rows are held out; depends only on the seed and the row."""
         generator = torch.Generator().manual_seed(self.seed * 1000 + _HELD)
         return torch.rand(len(task.column_of_row), generator=generator)[rows] < self.options.held_out
 
     def _balanced(self, task: TaskData) -> Tensor:
-        """The held-out exemplars, and as many images of each new class as there are of an old one on average."""
+        """The held-out exemplars, and for each new class the average number of images of an old class."""
         old = torch.cat([task.exemplars[column] for column in sorted(task.exemplars)])
         old = old[self._held(task, old)]
         new = task.new_rows[self._held(task, task.new_rows)]
-        own, count = task.column_of_row[new], -(-len(old) // max(task.old, 1))
-        chosen = [new[own == column][:count] for column in task.columns]
+        new_columns, count = task.column_of_row[new], -(-len(old) // max(task.old, 1))
+        chosen = [new[new_columns == column][:count] for column in task.columns]
         return torch.cat([old, *chosen]) if len(old) else old
 
     def end_task(self, task: TaskData) -> None:
-        """After the last stage: the correction becomes part of the head."""
+        """Called after the last stage: fold the correction into the head."""
         super().end_task(task)
         if task.old:
             fold_correction(self.model, task.old, task.seen)
 
 
 def corrected(logits: Tensor, correction: Tensor, old: int) -> Tensor:
-    """Logits of new classes times alpha, plus beta; those of old classes as they are."""
+    """Logits of new classes times alpha, plus beta; logits of old classes are unchanged."""
     return torch.cat([logits[:, :old], correction[0] * logits[:, old:] + correction[1]], dim=1)
 
 
 @torch.no_grad()
 def fold_correction(model: nn.Module, old: int, seen: int) -> None:
-    """The head's new rows times alpha, their biases times alpha plus beta; `model.correction` is then gone."""
+    """Scale the head's new rows by alpha, their biases by alpha plus beta, and delete `model.correction`."""
     head, correction = model.fc, model.correction
     assert isinstance(head, nn.Linear)
     assert isinstance(correction, nn.Parameter)

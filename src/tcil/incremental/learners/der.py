@@ -17,10 +17,10 @@ from tcil.incremental.networks import ResNet
 
 @dataclass(frozen=True)
 class DEROptions(LearnerOptions):
-    """DER's options; the fine-tuning numbers are those for 10 tasks.
+    """DER's options; the fine-tuning defaults are those for 10 tasks.
 
-    `finetune_temperature` divides the logits in stage two only; inference omits it, which plausibly makes DER's
-    over-confidence.
+    `finetune_temperature` divides the logits in stage two only; it is not used at inference, which plausibly causes
+    DER's over-confidence.
     """
 
     finetune_temperature: float = 5.0
@@ -35,7 +35,7 @@ class DEROptions(LearnerOptions):
 
 
 class ExpandableNetwork(nn.Module):
-    """One extractor per task, side by side; `fc` reads them all, `aux` only the newest during its own task."""
+    """One extractor per task; `fc` reads the features of all of them, `aux` those of the newest during its task."""
 
     def __init__(self, extractor: ResNet, n_classes: int) -> None:
         super().__init__()
@@ -47,11 +47,11 @@ class ExpandableNetwork(nn.Module):
 
     @property
     def width(self) -> int:
-        """Features of one extractor."""
+        """Number of features of one extractor."""
         return self.fc.in_features // len(self.extractors)
 
     def expand(self, n_classes: int, n_new: int) -> None:
-        """Freeze what there is; the new extractor starts as a copy of the last; the head keeps its old weights."""
+        """Freeze the extractors and add a copy of the last one; the head keeps its old weights."""
         width = self.width
         self.extractors.append(copy.deepcopy(self.extractors[-1]))
         for extractor in self.extractors[:-1]:
@@ -65,14 +65,14 @@ class ExpandableNetwork(nn.Module):
         self.aux = nn.Linear(width, n_new + 1).to(old.weight.device)
 
     def train(self, mode: bool = True) -> Self:
-        """Frozen extractors stay in evaluation mode: their BN statistics must not move."""
+        """Keep frozen extractors in evaluation mode, so that their BN statistics do not change."""
         super().train(mode)
         for extractor in self.extractors[:-1]:
             extractor.eval()
         return self
 
     def features(self, x: Tensor) -> Tensor:
-        """What `fc` reads."""
+        """The input of `fc`: the features of all extractors."""
         return torch.cat([extractor(x) for extractor in self.extractors], dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,9 +82,9 @@ class ExpandableNetwork(nn.Module):
 
 
 class Frozen:
-    """Features of extractors that do not learn: without a graph, as at inference, batch norms folded.
+    """Features of frozen extractors, computed as at inference, without gradients and with folded batch norms.
 
-    They are copied at the first batch: by then a resumed run has its weights.
+    The extractors are copied at the first batch, when a resumed run has loaded its weights.
     """
 
     def __init__(self, extractors: Iterable[nn.Module]) -> None:
@@ -92,16 +92,16 @@ class Frozen:
         self._folded: list[nn.Module] = []
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What `fc` reads of them."""
+        """The concatenated features."""
         if not self._folded:
-            with torch.autocast(x.device.type, enabled=False):  # whether folding changes nothing is seen in full
+            with torch.autocast(x.device.type, enabled=False):  # folding is verified in full precision
                 self._folded = [folded_copy(extractor, x[:2]) for extractor in self._originals]
         with torch.no_grad():
             return torch.cat([extractor(x) for extractor in self._folded], dim=1)
 
 
 class DER(Learner):
-    """Stage one: CE + CE of an auxiliary head (old classes are one class). Stage two: a new head on balanced data."""
+    """Stage one: CE + CE of an auxiliary head (old classes as one class). Stage two: a new head on balanced data."""
 
     meaning = "dynamically expandable representation: one extractor per task, then a balanced head"
     options_type = DEROptions
@@ -109,7 +109,7 @@ class DER(Learner):
     model: ExpandableNetwork
 
     def begin_task(self, task: TaskData) -> None:
-        """Make ready for new classes: one extractor more."""
+        """Prepare for new classes: add an extractor."""
         n_classes = self.n_classes if self.head is Head.FIXED else task.seen
         with self.fresh(task.index):
             if task.index == 0:
@@ -123,7 +123,7 @@ class DER(Learner):
         return ("train",) if task.old == 0 else ("train", "finetune")
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
-        """Build a stage when its turn comes; `schedule` is the run's main one."""
+        """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
         if name == "train":
             return self._representation(name, task, schedule)
         o = self.options
@@ -136,12 +136,12 @@ class DER(Learner):
             logits = self.model.fc(features)[:, : task.seen]
             return nn.functional.cross_entropy(logits / o.finetune_temperature, y)
 
-        # Only the head learns; extractors run as at inference.
+        # Only the head is trained; extractors run as at inference.
         embed = Frozen(self.model.extractors)
         return Stage(name, rows, schedule, loss, list(self.model.fc.parameters()), embed)
 
     def _representation(self, name: str, task: TaskData, schedule: Schedule) -> Stage:
-        """Stage one: the newest extractor learns beside those of the tasks before."""
+        """Stage one: train the newest extractor next to the frozen ones of earlier tasks."""
         model, trained = self.model, [p for p in self.model.parameters() if p.requires_grad]
 
         def first_task(x: Tensor, y: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class DER(Learner):
         return Stage(name, task.all_rows, schedule, later_task, trained, beside=frozen)
 
     def end_task(self, task: TaskData) -> None:
-        """After the last stage: the auxiliary head has served."""
+        """Called after the last stage: drop the auxiliary head."""
         super().end_task(task)
         self.model.aux = None
 

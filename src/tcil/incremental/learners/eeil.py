@@ -28,7 +28,7 @@ class Distillation(Option):
 
 @dataclass(frozen=True)
 class EEILOptions(LearnerOptions):
-    """EEIL's options; the fine-tuning numbers are those for 10 tasks."""
+    """EEIL's options; the fine-tuning defaults are those for 10 tasks."""
 
     distillation: Distillation | str = Distillation.SOFTMAX
     distillation_temperature: float = 2.0
@@ -53,12 +53,12 @@ class EEIL(Learner):
         return ("train",) if task.old == 0 else ("train", "finetune")
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
-        """Build a stage when its turn comes; `schedule` is the run's main one."""
+        """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
         if name == "train":
             heads = task.task_columns[: task.index]
             rows, teacher = task.all_rows, self.teacher
         else:
-            # The network as stage one left it teaches all heads, the new one included.
+            # The network after stage one is the teacher of all heads, including the new one.
             heads = task.task_columns[: task.index + 1]
             rows, teacher = task.balanced_rows(generator), frozen_copy(self.model)
             o = self.options

@@ -12,17 +12,17 @@ from tcil.incremental.learners.base import Learner, LearnerOptions, Schedule, St
 
 @dataclass(frozen=True)
 class EROptions(LearnerOptions):
-    """`online`: one pass over the new data, whatever `epochs` says; beside each new image an exemplar, drawn at random.
+    """ER's options.
 
-    In one pass exemplars would otherwise be presented once, and old classes be forgotten: this is what online replay
-    does, batch by batch.
+    `online`: one pass over the new data, regardless of `epochs`, with one randomly drawn exemplar for each new image,
+    as in online replay. Otherwise exemplars would occur only once in that pass, and old classes would be forgotten.
     """
 
     online: bool = False
 
 
 class ER(Learner):
-    """Cross-entropy over new data and memory shuffled together, each exemplar once an epoch.
+    """Experience replay: cross-entropy on new data and memory shuffled together, each exemplar once per epoch.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class ER(Learner):
     options: EROptions
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
-        """Build a stage when its turn comes; `schedule` is the run's main one."""
+        """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return nn.functional.cross_entropy(self.logits(x, task.seen), y)
@@ -60,9 +60,9 @@ class ER(Learner):
         return torch.cat([task.new_rows, memory[drawn]])
 
     def replays(self, n_new: int, n_exemplars: int) -> float:
-        """How often an epoch presents each exemplar, if it presents each new image once."""
+        """How often each exemplar occurs in an epoch in which each new image occurs once."""
         return n_new / n_exemplars if self._online else 1.0
 
     @property
     def _online(self) -> bool:
-        return bool(getattr(self.options, "online", False))  # learners made from this one have options of their own
+        return bool(getattr(self.options, "online", False))  # subclasses may have other options

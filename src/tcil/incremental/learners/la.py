@@ -1,4 +1,4 @@
-"""LA, replay with logit adjustment (Menon et al. 2021): cross-entropy that knows how frequent each class is."""
+"""LA, replay with logit adjustment (Menon et al. 2021): cross-entropy adjusted by the class frequencies."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class LAOptions(LearnerOptions):
 
 
 class LA(Learner):
-    """CE(z + tau log(share of each class in the training set), y): at inference z alone, which is then balanced."""
+    """CE(z + tau log(share of each class in the training set), y); inference uses z, which is then balanced."""
 
-    meaning = "logit adjustment: replay with a loss that knows how rare each class is"
+    meaning = "logit adjustment: replay with a loss adjusted by the class frequencies"
     options_type = LAOptions
     options: LAOptions
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
-        """Build a stage when its turn comes; `schedule` is the run's main one."""
+        """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
         rows = task.all_rows
         shares = class_shares(task.column_of_row[rows], task.seen)
         offset = (self.options.strength * shares.log()).to(self.device)

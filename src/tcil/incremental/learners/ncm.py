@@ -1,4 +1,4 @@
-"""NCM, nearest class mean: no exemplars and no gradients, only the mean features of each class."""
+"""NCM, nearest class mean: no exemplars and no gradients, only the feature mean of each class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tcil.incremental.pretrained.heads import CosineHead
 
 
 class ClassMeans(nn.Module):
-    """A network whose head is made of class means; how many images they are of, and their sums, are kept beside it."""
+    """A network whose head consists of class means; the sums and counts behind them are kept in buffers."""
 
     def __init__(self, network: nn.Module, n_classes: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class ClassMeans(nn.Module):
         self.counts: Tensor
 
     def features(self, x: Tensor) -> Tensor:
-        """What `fc` reads."""
+        """The input of `fc`."""
         return cast(Tensor, self.network(x))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class ClassMeans(nn.Module):
         self.counts.index_add_(0, columns, torch.ones_like(columns, dtype=self.counts.dtype))
 
     def set_head(self) -> None:
-        """Make the head of the means: logits are minus half the squared distances, up to a number for each image."""
+        """Set the head from the means: logits are minus half the squared distances, up to a constant per image."""
         means = self.sums / self.counts.clamp(min=1)[:, None]
         with torch.no_grad():
             self.fc.weight.copy_(means)
@@ -53,9 +53,9 @@ class ClassMeans(nn.Module):
 class NCM(Learner):
     """Classify by the nearest class mean of frozen features.
 
-    With a linear head, the logits are minus half the squared distance to each mean (plus a number that is the same for
-    all classes of an image); with a cosine head, cosines times a fixed scale. Either way the scale of the logits has no
-    meaning before calibration.
+    With a linear head, the logits are minus half the squared distance to each mean (plus a constant per image). With a
+    cosine head, they are cosines times a fixed scale. In both cases the scale of the logits has no meaning before
+    calibration.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class NCM(Learner):
             raise invalid("option head", repr(self.head.value), "fixed, for a learner without gradients")
 
     def begin_task(self, task: TaskData) -> None:
-        """Make ready for new classes: the first network."""
+        """Create the network in the first task."""
         if task.index == 0:
             with self.fresh(0):
                 self.model = self._network().to(self.device)
@@ -85,12 +85,12 @@ class NCM(Learner):
         return ClassMeans(self.network(self.n_classes), self.n_classes)
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
-        """One pass over the new data, in which each image is looked at once."""
+        """One pass over the new data, without training."""
         once = Schedule(1, schedule.lr, (), 0.0)
         return Stage(name, task.new_rows, once, _no_loss, [], observe=self.model.observe)
 
     def end_task(self, task: TaskData) -> None:
-        """After the pass: the head follows from what was kept."""
+        """Called after the pass: compute the head."""
         self.model.set_head()
 
 

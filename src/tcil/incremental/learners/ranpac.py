@@ -17,9 +17,10 @@ _RIDGES = tuple(10.0**power for power in range(-4, 9))  # for second moments tha
 
 @dataclass(frozen=True)
 class RanPACOptions(LearnerOptions):
-    """`projections`: how many random features (the original has 10,000; 2,000 train and store in a few seconds).
+    """RanPAC's options.
 
-    `ridge`: the penalty; 0 chooses it after each task on every fifth image of each class.
+    `projections`: number of random features (10,000 in the original; with 2,000, fitting and storing take seconds).
+    `ridge`: the penalty; 0 means that it is chosen after each task on every fifth image of each class.
     """
 
     projections: int = 2000
@@ -30,10 +31,10 @@ class RanPACOptions(LearnerOptions):
 
 
 class RandomProjection(ClassMeans):
-    """Random features max(0, W f) of the frozen ones, and a head fitted to their moments by ridge regression.
+    """Random features max(0, W f) of frozen features f, with a head fitted by ridge regression.
 
-    The second moments of random features and their sums by class are kept in two parts, of four fifths of the images
-    and of the rest. The penalty with the smallest squared error on the rest is taken; the head is then fitted to both.
+    The second moments of the random features and their sums by class are kept in two parts: for four fifths of the
+    images, and for the rest. The penalty with the smallest squared error on the rest is used to fit the head to both.
     """
 
     def __init__(self, network: nn.Module, n_classes: int, options: RanPACOptions) -> None:
@@ -48,14 +49,14 @@ class RandomProjection(ClassMeans):
         self.moments: Tensor
 
     def features(self, x: Tensor) -> Tensor:
-        """What `fc` reads: the random features, of unit size on average."""
+        """The input of `fc`: the random features, of unit size on average."""
         below = cast(Tensor, self.network(x))
         return torch.relu(below @ self.projection) / math.sqrt(len(self.projection))
 
     def observe(self, x: Tensor, columns: Tensor) -> None:
         """Add a batch to the moments."""
         features = self.features(x)
-        # The place of each image within its class, counted through all batches.
+        # The index of each image within its class, over all batches.
         order = columns.argsort(stable=True)
         sizes = torch.bincount(columns, minlength=len(self.counts))
         first = sizes.cumsum(0) - sizes
@@ -77,7 +78,7 @@ class RandomProjection(ClassMeans):
             self.fc.bias.zero_()
 
     def _ridge(self) -> float:
-        """The penalty as it is given, or the best one on the images that were held out."""
+        """The given penalty, or the best one on the held-out images."""
         if self.options.ridge:
             return float(self.options.ridge)
         fit, held = self.moments.double()
@@ -99,10 +100,10 @@ def _ridge_regression(moments: Tensor, sums: Tensor, ridge: float) -> Tensor:
 
 
 class RanPAC(NCM):
-    """Ridge regression on random projections of frozen features, from moments that are added up task by task.
+    """Ridge regression on random projections of frozen features, from moments that are accumulated over tasks.
 
-    The logits are estimates of one-hot labels, between 0 and 1 for the most part: far too flat for a softmax before
-    calibration.
+    The logits are estimates of one-hot labels, mostly between 0 and 1: before calibration, their softmax is far too
+    flat.
 
     Examples
     --------

@@ -38,7 +38,7 @@ def make_learner(
     options: Mapping[str, Any] | None = None,
     device: str | torch.device = "cpu",
 ) -> Learner:
-    """A learner by name (er, eeil, wa, der, bic, la, ncm, ranpac, or one of the user's own), with its named options.
+    """Create a learner by name (er, eeil, wa, der, bic, la, ncm, ranpac, or a user learner), with its options.
 
     >>> from functools import partial
     >>> from tcil.incremental.learners import make_learner
@@ -48,17 +48,17 @@ def make_learner(
     3
     """
     kind = learner_type(name)
-    known = {field.name: field for field in dataclasses.fields(kind.options_type)}
+    fields = {field.name: field for field in dataclasses.fields(kind.options_type)}
     for key, value in (options or {}).items():
-        if key not in known:
-            raise unknown_name(f"option of learner {name}", key, known)
-        _check_option(name, known[key], value)
+        if key not in fields:
+            raise unknown_name(f"option of learner {name}", key, fields)
+        _check_option(name, fields[key], value)
     chosen = kind.options_type(**(options or {}))
     return kind(chosen, network, n_classes, seed=seed, device=torch.device(device))
 
 
 def _check_option(learner: str, option: dataclasses.Field[Any], value: Any) -> None:
-    """An option that is given has the type of its default; which values of that type are legal, the learner says."""
+    """Raise unless a given option has the type of its default; the learner checks its value."""
     made = option.default_factory
     default = option.default if made is dataclasses.MISSING else made()
     if isinstance(default, Option):
@@ -67,11 +67,11 @@ def _check_option(learner: str, option: dataclasses.Field[Any], value: Any) -> N
     if isinstance(default, (list, tuple)):
         kinds = {type(member) for member in default} or {float}
         kind = float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else object
-        right = isinstance(value, (list, tuple)) and all(_is(kind, member) for member in value)
+        valid = isinstance(value, (list, tuple)) and all(_is(kind, member) for member in value)
         wanted = f"a list, each {_WANTED[kind]}" if kind in _WANTED else "a list"
     else:
-        right, wanted = _is(type(default), value), _WANTED.get(type(default), "")
-    if not right:
+        valid, wanted = _is(type(default), value), _WANTED.get(type(default), "")
+    if not valid:
         raise invalid(f"option {option.name} of learner {learner}", repr(value), wanted)
 
 
@@ -84,7 +84,7 @@ _WANTED = {
 
 
 def _is(kind: type, value: Any) -> bool:
-    """Whether a value is of a plain kind; of others the learner is the judge."""
+    """Whether a value is of a plain type; other types are checked by the learner."""
     if kind in (int, float):
         return type(value) in (int, kind) and abs(value) <= LARGEST
     return type(value) is kind if kind in _WANTED else True

@@ -15,8 +15,8 @@ class WAOptions(LearnerOptions):
     """WA's options.
 
     `restrict_head` is the original method's weight restriction: after every step the weights of the head are clamped
-    at 0 from below, and the head has no bias. Presets turn it on. It is off here because a run without the option in
-    its settings was trained without it, and is resumed and calibrated as such.
+    at 0 from below, and the head has no bias. Presets turn it on. It is off by default because runs whose settings lack
+    the option were trained without it.
     """
 
     distillation_temperature: float = 2.0
@@ -34,14 +34,14 @@ class WA(Learner):
     options: WAOptions
 
     def begin_task(self, task: TaskData) -> None:
-        """Make ready for new classes; a restricted head has a bias that stays zero, so that files keep their form."""
+        """Prepare for new classes; a restricted head keeps a zero bias, so that checkpoints have the same format."""
         super().begin_task(task)
         bias = _head(self.model).bias
         if self.options.restrict_head and bias is not None:
             nn.init.zeros_(bias.requires_grad_(False))
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
-        """Build a stage when its turn comes; `schedule` is the run's main one."""
+        """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
         share = task.old / task.seen
         teacher = self.teacher
 
@@ -65,7 +65,7 @@ class WA(Learner):
         _head(self.model).weight.clamp_(min=0)
 
     def end_task(self, task: TaskData) -> None:
-        """After the last stage."""
+        """Called after the last stage: align the weights."""
         super().end_task(task)
         if task.old:
             align_weights(self.model, task.old, task.seen)
@@ -73,7 +73,7 @@ class WA(Learner):
 
 @torch.no_grad()
 def align_weights(model: nn.Module, old: int, seen: int) -> float:
-    """Scale the new classes' weight rows by mean norm of old rows / mean norm of new rows; returns that ratio."""
+    """Scale the new classes' weight rows by (mean norm of old rows) / (mean norm of new rows); return that ratio."""
     head = _head(model)
     norms = head.weight[:seen].norm(dim=1)
     gamma = norms[:old].mean() / norms[old:seen].mean()

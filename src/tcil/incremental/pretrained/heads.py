@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 
 class CosineHead(nn.Linear):
-    """Logits are cosines between the features and a weight row of each class, times a scale that is learned.
+    """A head whose logits are cosines between the features and the weights of each class, times a learned scale.
 
     Parameters
     ----------
     in_features, out_features : int
-        Features and classes.
+        Number of features and of classes.
     scale : float
-        The scale to begin with.
+        Initial scale.
 
     Examples
     --------
@@ -36,7 +36,7 @@ class CosineHead(nn.Linear):
         return self.scale * unit @ rows.T
 
     def grown(self, n_classes: int) -> CosineHead:
-        """A head with more classes, whose old rows and scale are these."""
+        """A head with more classes that keeps the old rows and the scale."""
         grown = CosineHead(self.in_features, n_classes).to(self.weight.device)
         with torch.no_grad():
             grown.weight[: self.out_features] = self.weight

@@ -1,6 +1,6 @@
 """Networks on top of a pre-trained backbone: `pretrained:NAME`, with options after commas.
 
-The frozen part of the backbone is run once, by `features`; what is trained, stored and calibrated is the rest.
+The frozen part of the backbone is run once (see `features`); the rest is trained, stored and calibrated.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class HeadKind(Option):
 class Tuned(Option):
     """Which part of a pre-trained backbone is trained."""
 
-    NONE = "none", "none: the head alone learns, on features that are computed once"
-    LAST = "last", "the last block, on feature maps before it that are computed once"
+    NONE = "none", "none: only the head is trained, on features that are computed once"
+    LAST = "last", "the last block, on feature maps that are computed once"
 
 
 class PretrainedNetwork(nn.Module):
-    """What is trained on top of the frozen part of a backbone: its last block, if that is tuned, and the head `fc`.
+    """The trained part on top of a frozen backbone: its last block, if that is tuned, and the head `fc`.
 
-    Its inputs are cached features (N, F, 1, 1), or maps (N, C, H, W) with a last block. Batch norms of that block keep
-    the statistics they came with: a task's images are few, and of few classes.
+    Its inputs are cached features (N, F, 1, 1) or, with a last block, feature maps (N, C, H, W). Batch norms of that
+    block keep their pre-trained statistics, because a task has few images and few classes.
     """
 
     def __init__(self, n_features: int, n_classes: int, head: HeadKind, last: nn.Module | None, scale: float) -> None:
@@ -56,7 +56,7 @@ class PretrainedNetwork(nn.Module):
         self.scale = scale
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode for all but the batch norms."""
+        """Set training mode, except for batch norms."""
         super().train(mode)
         for module in self.last.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -64,7 +64,7 @@ class PretrainedNetwork(nn.Module):
         return self
 
     def features(self, x: Tensor) -> Tensor:
-        """What `fc` reads."""
+        """The input of `fc`."""
         return cast(Tensor, self.last(x if self.scale == 1.0 else x * self.scale))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,20 +74,20 @@ class PretrainedNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class PretrainedFactory:
-    """A function of the number of classes that returns the network; `inputs` are what it is trained on.
+    """Creates networks on a pre-trained backbone; `inputs` computes their training data.
 
     Attributes
     ----------
     backbone : str
         The name of the backbone.
     side : int
-        Pixels to which images are scaled.
+        Side in pixels to which images are scaled.
     head : HeadKind
         The classification layer.
     tune : Tuned
-        What is trained besides the head.
+        The part that is trained besides the head.
     input_scale : float
-        What cached maps were divided by: the last block reads them as it was trained on them.
+        The number by which cached maps were divided; the last block multiplies them by it again.
     """
 
     backbone: str
@@ -98,12 +98,12 @@ class PretrainedFactory:
 
     @property
     def cut(self) -> Cut:
-        """Where the backbone is cut."""
+        """Where the backbone is split."""
         return Cut.FEATURES if self.tune is Tuned.NONE else Cut.MAPS
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of what the network reads of one image."""
+        """The shape of the network's input for one image."""
         backbone = loaded(self.backbone)
         if self.cut is Cut.FEATURES:
             return (_width(self.backbone, self.side), 1, 1)
@@ -111,7 +111,7 @@ class PretrainedFactory:
             return tuple(backbone.trunk(backbone.images(_BLANK, self.side)).shape[1:])
 
     def __call__(self, n_classes: int) -> PretrainedNetwork:
-        """The network for so many classes."""
+        """Create the network for `n_classes` classes."""
         backbone = loaded(self.backbone)
         if self.side % backbone.multiple:
             raise invalid("side", f"{self.side}", f"a multiple of {backbone.multiple} for {self.backbone}")
@@ -125,7 +125,7 @@ class PretrainedFactory:
     def inputs(
         self, images: Dataset, cache: Path, on_file: OnFile = lambda done, files: None
     ) -> tuple[PretrainedFactory, Dataset]:
-        """The dataset of cached features in the place of the images, and the factory of networks that read them."""
+        """The factory of networks that read cached features, and the dataset with features instead of images."""
         if images.image_shape[0] not in (1, 3):
             raise invalid("network", f"images of {images.image_shape[0]} channels", "1 or 3 for a pre-trained backbone")
         features = FeatureCache(cache, loaded(self.backbone), self.side).dataset(images, self.cut, on_file)
@@ -134,25 +134,25 @@ class PretrainedFactory:
         return factory, features
 
     def whole(self, network: nn.Module, features: Dataset) -> nn.Module:
-        """From normalised images in their own size to the logits of a network that was trained on cached features."""
+        """The backbone and a network trained on cached features, as one module for normalised images of any size."""
         backbone = loaded(self.backbone)
         below = [] if self.tune is Tuned.LAST else [backbone.last]
         return WholeNetwork(nn.Sequential(backbone.trunk, *below), network, self.side, 1.0 / features.std[0])
 
 
 class WholeNetwork(nn.Module):
-    """A frozen backbone and the network that was trained on what it makes of images, from images to logits.
+    """A frozen backbone followed by the network that was trained on its features: from images to logits.
 
     Parameters
     ----------
     frozen : torch.nn.Module
-        From images of side x side pixels to features or maps.
+        Maps images of side x side pixels to features or feature maps.
     network : torch.nn.Module
-        From these to logits.
+        Maps these to logits.
     side : int
-        Pixels to which images are scaled.
+        Side in pixels to which images are scaled.
     scale : float
-        What features are multiplied by in between.
+        Factor by which features are multiplied before the network.
     """
 
     def __init__(self, frozen: nn.Module, network: nn.Module, side: int, scale: float = 1.0) -> None:
@@ -167,23 +167,23 @@ class WholeNetwork(nn.Module):
 
 @functools.cache
 def loaded(name: str) -> Backbone:
-    """A backbone, loaded once in a process."""
+    """A backbone, loaded once per process."""
     return load_backbone(name)
 
 
 @functools.cache
 def _width(name: str, side: int) -> int:
-    """How many features a backbone has."""
+    """The number of features of a backbone."""
     return loaded(name).features(_BLANK, side).shape[1]
 
 
 def input_shape(factory: object) -> tuple[int, ...] | None:
-    """The shape of what networks on a pre-trained backbone read; None of other factories, which read images."""
+    """The input shape of networks on a pre-trained backbone; None for other factories, whose networks read images."""
     return factory.input_shape if isinstance(factory, PretrainedFactory) else None
 
 
 def is_pretrained(name: str) -> bool:
-    """Whether a network's name is that of a pre-trained backbone.
+    """Whether a network's name stands for a pre-trained backbone.
 
     >>> from tcil.incremental.pretrained.networks import is_pretrained
     >>> is_pretrained("pretrained:efficientnet_lite0,side=64"), is_pretrained("resnet32")
@@ -193,7 +193,7 @@ def is_pretrained(name: str) -> bool:
 
 
 def pretrained_factory(name: str) -> PretrainedFactory:
-    """The factory behind `pretrained:NAME,option=value,...`; the backbone is loaded when it is first needed.
+    """The factory for `pretrained:NAME,option=value,...`; the backbone is loaded when it is first needed.
 
     >>> from tcil.incremental.pretrained.networks import pretrained_factory
     >>> factory = pretrained_factory("pretrained:efficientnet_lite0,side=64,head=cosine")

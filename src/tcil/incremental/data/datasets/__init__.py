@@ -1,4 +1,4 @@
-"""Datasets by name, each in its own file; anything else by `package.module:factory` or an entry point."""
+"""Datasets by name, one file each; user datasets by `package.module:factory` or an entry point."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["DATASETS", "DatasetEntry", "dataset_reader", "load_dataset"]
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """A known dataset: one line on what it is, and the function that reads it from a folder.
+    """A built-in dataset: a one-line description, and the function that reads it from a folder.
 
-    `options`: names of `OPTIONS` that the function also takes, as keyword arguments.
+    `options`: names in `OPTIONS` that the function accepts as keyword arguments.
     """
 
     meaning: str
@@ -29,13 +29,13 @@ class DatasetEntry:
     options: tuple[str, ...] = ()
 
     def load(self, folder: Path | None, **options: int) -> Dataset:
-        """Read it; the module is imported only now."""
+        """Read the dataset; its module is imported only now."""
         dataset: Dataset = resolve(self.home, "dataset")(folder, **options)
         return dataset
 
 
 _HERE = "tcil.incremental.data.datasets"
-# Options of datasets: what is counted, the least and the most.
+# Options of datasets: unit, smallest and largest value.
 OPTIONS = {
     "image_side": ("of pixels ", 1, 9999),
     "train_per_class": ("of images ", 1, 100_000),
@@ -46,15 +46,15 @@ _DRAWN = ("train_per_class", "test_per_class", "data_seed")
 _OWN = "a function of the --data folder that returns tcil's Dataset"
 DATASETS = {
     "letters": DatasetEntry(
-        "20 letters drawn from matplotlib's fonts, as many images as asked for; no files needed",
+        "20 letters drawn from matplotlib's fonts, in any number of images; no files needed",
         f"{_HERE}.letters:load", False, _DRAWN,
     ),
     "letters-large": DatasetEntry(
-        "40 letters and digits that do not look alike, drawn likewise", f"{_HERE}.letters:load_large", False, _DRAWN
+        "40 distinct letters and digits, drawn in the same way", f"{_HERE}.letters:load_large", False, _DRAWN
     ),
     "digits": DatasetEntry("scikit-learn's 8x8 digits, 10 classes; no files needed", f"{_HERE}.digits:load", False),
     "noisy-digits": DatasetEntry(
-        "the same under noise: hard enough that confidence goes wrong", f"{_HERE}.digits:load_noisy", False
+        "the digits with noise, hard enough for over-confidence", f"{_HERE}.digits:load_noisy", False
     ),
     "cifar10": DatasetEntry("CIFAR-10, 10 classes, from cifar-10-batches-py/", f"{_HERE}.cifar:load_cifar10"),
     "cifar100": DatasetEntry("CIFAR-100, 100 classes, from cifar-100-python/", f"{_HERE}.cifar:load_cifar100"),
@@ -77,25 +77,26 @@ def load_dataset(
     test_per_class: int | None = None,
     data_seed: int | None = None,
 ) -> Dataset:
-    """A dataset by name.
+    """Load a dataset by name.
 
     Parameters
     ----------
     name : str
-        One of tcil's datasets, an entry point in `tcil.datasets`, or `package.module:name` of a function of the folder.
+        A built-in dataset, an entry point in `tcil.datasets`, or `package.module:name` of a function that takes the
+        folder.
     folder : str or Path, optional
-        Where its files are.
+        Folder with the files of the dataset.
     image_side : int, optional
-        Pixels to which image-folder (default 32) and tiny-imagenet (64) scale their images; other datasets have none.
+        Side in pixels to which images are scaled; only for image-folder (default 32) and tiny-imagenet (default 64).
     train_per_class, test_per_class : int, optional
-        How many images of each class letters and letters-large draw.
+        Number of images per class; only for letters and letters-large.
     data_seed : int, optional
-        Which images they draw (default 0).
+        Seed of the images (default 0); only for letters and letters-large.
 
     Returns
     -------
     Dataset
-        With its images in memory.
+        The dataset, with its images in memory.
 
     Examples
     --------
@@ -113,7 +114,7 @@ def load_dataset(
     )
     entry = DATASETS.get(name)
     if entry is not None and entry.needs_folder and root is None:
-        raise unreadable("no folder", f"the folder that holds {name}", "Say --data DIR.")
+        raise unreadable("no folder", f"the folder that holds {name}", "Pass --data DIR.")
     try:
         dataset = read(root) if entry else called("dataset", name, read, root, _OWN, passing=(OSError, ValueError))
     except OSError as error:
@@ -126,13 +127,13 @@ def load_dataset(
 
 
 def dataset_reader(name: str, **options: int | None) -> Callable[[Path | None], Dataset]:
-    """What reads the dataset of that name from a folder, with these options; nothing is read yet."""
+    """A function that reads the dataset of that name, with these options, from a folder; nothing is read yet."""
     given = {option: value for option, value in options.items() if value is not None}
     entry = DATASETS.get(name)
     read = _own_reader(name) if entry is None else entry.load
     for option, value in given.items():
         if entry is None or option not in entry.options:
-            able = ", ".join(known for known, other in DATASETS.items() if option in other.options)
+            able = ", ".join(other for other, accepts in DATASETS.items() if option in accepts.options)
             raise invalid(option, f"{value} for {name}", f"none, or the dataset {able}")
         unit, least, most = OPTIONS[option]
         if type(value) is not int or not least <= value <= most:

@@ -28,8 +28,7 @@ _CIFAR100 = {
 
 
 def load_cifar10(folder: Path, *, verify: bool = True) -> Dataset:
-    """Five training batches and one of test images, in `folder`/cifar-10-batches-py or `folder` itself; normalised
-    as the paper's authors do."""
+    """CIFAR-10 from `folder`/cifar-10-batches-py or from `folder` itself, normalised as by the paper's authors."""
     root, where = _locate(folder, "cifar-10-batches-py", "test_batch", "cifar10")
     batches = [name for name in _CIFAR10 if name.startswith("data_batch")]
     sums = _CIFAR10 if verify else {}
@@ -41,7 +40,7 @@ def load_cifar10(folder: Path, *, verify: bool = True) -> Dataset:
 
 
 def load_cifar100(folder: Path, *, verify: bool = True) -> Dataset:
-    """100 fine classes, in `folder`/cifar-100-python or `folder` itself; normalised as the paper's authors do."""
+    """CIFAR-100 (fine classes) from `folder`/cifar-100-python or from `folder` itself, normalised as by the authors."""
     root, where = _locate(folder, "cifar-100-python", "train", "cifar100")
     sums = _CIFAR100 if verify else {}
     train = _images(root, ["train"], b"fine_labels", sums, where)
@@ -68,11 +67,11 @@ def _images(root: Path, files: list[str], labels_key: bytes, sums: dict[str, str
     pixels, labels = [], []
     for name in files:
         path, record = _read(root, name, sums, where)
-        data, own = record.get(b"data"), record.get(labels_key)
-        if not isinstance(data, np.ndarray) or own is None or data.shape != (len(own), 3072):
+        data, file_labels = record.get(b"data"), record.get(labels_key)
+        if not isinstance(data, np.ndarray) or file_labels is None or data.shape != (len(file_labels), 3072):
             raise unreadable(f"{path} without 3x32x32 images and their labels", "the file of the release", where)
         pixels.append(torch.from_numpy(np.ascontiguousarray(data)).view(-1, 3, 32, 32))
-        labels.append(torch.as_tensor(own, dtype=torch.long))
+        labels.append(torch.as_tensor(file_labels, dtype=torch.long))
     return ImageSet(torch.cat(pixels), torch.cat(labels))
 
 

@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 real 8x8 images, always at hand; clean, or with noise that makes them hard."""
+"""scikit-learn's digits: 1,797 real 8x8 images that need no download, clean or with noise."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 
 from tcil.incremental.data.images import Dataset, ImageSet
 
-# In units of the pixels' own deviation. Chosen so that networks are where the paper's are: right on their exemplars,
-# over-confident on the test set.
+# In units of the pixels' standard deviation. Chosen so that networks behave as in the paper: correct on their
+# exemplars, over-confident on the test set.
 NOISE = 1.2
 
 
 def load(folder: Path | None = None) -> Dataset:
-    """The images as they are."""
+    """The original images."""
     images, labels = _read()
     return _dataset("digits", images, labels, padding=1)
 
 
 def load_noisy(folder: Path | None = None) -> Dataset:
-    """The images at a quarter of their contrast, so that fixed Gaussian noise fits into 0..255 beside them."""
+    """The images at a quarter of their contrast with fixed Gaussian noise, so that the sum fits into 0..255."""
     images, labels = _read()
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     noisy = 0.5 + 0.25 * (images - 0.5 + NOISE * images.std() * noise)
@@ -37,17 +37,17 @@ def _read() -> tuple[Tensor, Tensor]:
 
 
 def _dataset(name: str, pixels: Tensor, labels: Tensor, padding: int) -> Dataset:
-    """Every second image is for the test, so that both halves have all writers and classes."""
+    """Use every second image for the test set, so that both halves have all writers and classes."""
     images = (pixels * 255).round().to(torch.uint8)
     train, test = slice(0, None, 2), slice(1, None, 2)
-    known = images[train].float() / 255
+    train_pixels = images[train].float() / 255
     return Dataset(
         name=name,
         train=ImageSet(images[train], labels[train]),
         test=ImageSet(images[test], labels[test]),
         class_names=tuple(str(d) for d in range(10)),
-        mean=(float(known.mean()),),
-        std=(float(known.std()),),
+        mean=(float(train_pixels.mean()),),
+        std=(float(train_pixels.std()),),
         padding=padding,
         flip=False,
     )

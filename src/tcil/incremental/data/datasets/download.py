@@ -1,4 +1,4 @@
-"""Fetching the known releases: resumed where it stopped, checked by its checksum, unpacked inside its folder only."""
+"""Download datasets: resumes interrupted downloads, verifies checksums, and unpacks only into the given folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tcil.incremental.data.datasets.files import check_md5
 
 @dataclass(frozen=True)
 class Release:
-    """Where a dataset's archive is, what it must hash to, and the folder that it unpacks to."""
+    """The URL of a dataset's archive, its checksum, and the folder that it unpacks to."""
 
     url: str
     md5: str
@@ -50,12 +50,12 @@ def download(
     releases: dict[str, Release] = RELEASES,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Fetch and unpack a dataset into `folder`; what is there already is left alone.
+    """Download and unpack a dataset into `folder`, unless it is already there.
 
-    An archive that lies there is unpacked instead of fetched, if it is the release's own, and stays.
+    If the archive is already in the folder and has the right checksum, it is unpacked and kept.
     """
     if name not in releases:
-        raise invalid("dataset", repr(name), "one of " + ", ".join(releases), "Others come with their own files.")
+        raise invalid("dataset", repr(name), "one of " + ", ".join(releases), "Other datasets cannot be downloaded.")
     release = releases[name]
     target = folder / release.folder
     if target.is_dir():
@@ -63,23 +63,24 @@ def download(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise invalid("data", f"{folder} ({error.strerror})", "a folder, or a place where one can be made") from None
+        raise invalid("data", f"{folder} ({error.strerror})", "a folder, or a path that can be created") from None
     if target.exists():
-        raise invalid("data", f"{target}, which is no folder", "none of that name yet", "Move it away.")
+        raise invalid("data", f"{target}, which is not a folder", "a folder, or nothing at this path", "Move it away.")
     archive = folder / Path(release.url).name
     partial = archive.with_name(archive.name + ".part")
     given = archive.exists()
     if given:
-        check_md5(archive, release.md5, "Nothing was unpacked. Move it away, and the same command fetches it anew.")
+        check_md5(archive, release.md5, "Nothing was unpacked. Move it away and run the command again to download it.")
     else:
         if partial.is_symlink():
-            raise invalid("data", f"{partial}, a link", "a file of its own, or none", "Delete the link.")
+            raise invalid("data", f"{partial}, a link", "a regular file, or none", "Delete the link.")
         _fetch(release.url, partial, report)
         with partial.open("rb") as file:
-            found = hashlib.file_digest(file, "md5").hexdigest()
-        if found != release.md5:
+            digest = hashlib.file_digest(file, "md5").hexdigest()
+        if digest != release.md5:
             partial.unlink()
-            raise invalid("download", f"{release.url} with the checksum {found}", release.md5, "Run the command again.")
+            got = f"{release.url} with the checksum {digest}"
+            raise invalid("download", got, release.md5, "Run the command again.")
         os.replace(partial, archive)
     _unpack(archive, folder, release.folder)
     if not given:
@@ -88,11 +89,11 @@ def download(
 
 
 def _fetch(url: str, partial: Path, report: Callable[[int, int], None]) -> None:
-    """Append to what an earlier try left."""
+    """Download to a partial file; an interrupted download is resumed."""
     start = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:  # addresses of our own table  # nosec B310
+        with urllib.request.urlopen(request, timeout=60) as answer:  # URLs from RELEASES only  # nosec B310
             resumed = answer.status == 206
             total = int(answer.headers.get("Content-Length", 0)) + (start if resumed else 0)
             with partial.open("ab" if resumed else "wb") as file:
@@ -106,16 +107,16 @@ def _fetch(url: str, partial: Path, report: Callable[[int, int], None]) -> None:
                 "download", f"{done} of {total} bytes of {url}", "all of them", "Run the command again to resume."
             )
     except urllib.error.HTTPError as error:
-        if error.code == 416 and start:  # nothing left to fetch
+        if error.code == 416 and start:  # nothing left to download
             return
         raise invalid("download", f"{url} ({error})", "a reachable address") from None
     except OSError as error:
-        advice = "Run the command again to resume, or fetch the file on another machine."
-        raise invalid("download", f"{url} ({error})", "a network that reaches it", advice) from None
+        advice = "Run the command again to resume, or download the file on another machine."
+        raise invalid("download", f"{url} ({error})", "a reachable address", advice) from None
 
 
 def _unpack(archive: Path, folder: Path, name: str) -> None:
-    """Unpack beside the target, then rename: a killed unpacking leaves no half dataset."""
+    """Unpack into a temporary folder, then rename it, so that an interruption leaves no partial dataset."""
     room = folder / f".{name}.{os.getpid()}.part"
     room.mkdir()
     try:
@@ -126,7 +127,7 @@ def _unpack(archive: Path, folder: Path, name: str) -> None:
 
 
 def _extract(archive: Path, room: Path) -> None:
-    """Entries that would land outside `room` are refused before anything is written."""
+    """Extract the archive; raises before anything is written if an entry would be outside `room`."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as bundle:
             for entry in bundle.namelist():

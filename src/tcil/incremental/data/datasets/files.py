@@ -1,10 +1,10 @@
-"""What the readers share: checksums, clear errors about missing files, and pickles without code."""
+"""Shared by the dataset readers: checksums, errors about missing files, and safe unpickling."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import pickle  # only for an unpickler that knows arrays alone  # nosec B403
+import pickle  # only for an unpickler that is restricted to arrays  # nosec B403
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tcil.foundation.files import open_regular, read_regular
 
 
 class UnreadableData(ValueError):
-    """The files of a dataset are not there, or not what they should be."""
+    """The files of a dataset are missing or wrong."""
 
 
 def unreadable(given: str, expected: str, advice: str = "") -> UnreadableData:
@@ -22,7 +22,7 @@ def unreadable(given: str, expected: str, advice: str = "") -> UnreadableData:
 
 
 class _PlainPickle(pickle.Unpickler):
-    """Arrays, numbers, text and containers only; anything else in the file is refused before it is made."""
+    """An unpickler for arrays, numbers, strings and containers; raises for anything else before it is created."""
 
     _ALLOWED = frozenset(
         (module, name)
@@ -31,14 +31,14 @@ class _PlainPickle(pickle.Unpickler):
     ) | {("_codecs", "encode")}  # how Python 3 writes bytes in an old protocol
 
     def find_class(self, module: str, name: str) -> Any:
-        """Only what a CIFAR file needs."""
+        """The class, if CIFAR files need it."""
         if (module, name) in self._ALLOWED:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a data file")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a data file")
 
 
 def read_pickle(path: Path) -> dict[bytes, Any]:
-    """A dict out of a Python 2 pickle (as CIFAR comes), by a restricted unpickler."""
+    """Read a dict from a Python 2 pickle (the format of CIFAR) with a restricted unpickler."""
     try:
         record = _PlainPickle(io.BytesIO(read_regular(path)), encoding="bytes").load()
     except Exception as error:
@@ -49,19 +49,19 @@ def read_pickle(path: Path) -> dict[bytes, Any]:
 
 
 def require(path: Path, where: str) -> Path:
-    """The path, or an error that says where to get the file and where to put it."""
+    """The path; if it is missing, raises an error that says where to get the file and where to put it."""
     if not path.exists():
-        raise unreadable(f"no {path}", "the files of the dataset there", where)
+        raise unreadable(f"no {path}", "the files of the dataset", where)
     return path
 
 
 def check_md5(path: Path, wanted: str, where: str) -> None:
-    """Refuse a file that is not the one of the release."""
+    """Raise if a file does not have the checksum of the release."""
     with open_regular(path) as file:
-        found = hashlib.file_digest(file, "md5").hexdigest()
-    if found != wanted:
+        digest = hashlib.file_digest(file, "md5").hexdigest()
+    if digest != wanted:
         raise unreadable(
-            f"{path} with the checksum {found}",
+            f"{path} with the checksum {digest}",
             f"{wanted}, as in the release",
-            f"It is damaged, or another. {where}",
+            f"It is damaged, or a different file. {where}",
         )

@@ -1,4 +1,4 @@
-"""A folder of the user's own images: train/CLASS/* and test/CLASS/* (or val/CLASS/*)."""
+"""A folder of the user's images: train/CLASS/* and test/CLASS/* (or val/CLASS/*)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tcil.incremental.data.images import Dataset, ImageSet
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
 
 
-SIDE = 32  # pixels, unless another is asked for
+SIDE = 32  # default side in pixels
 
 
 def load(folder: Path, image_side: int | None = None) -> Dataset:
@@ -38,14 +38,14 @@ def load(folder: Path, image_side: int | None = None) -> Dataset:
 
 
 def side_of_environment() -> int | None:
-    """What TCIL_IMAGE_SIDE says, until version 0.3: it changes a run's images without being one of its settings."""
+    """The value of TCIL_IMAGE_SIDE. Deprecated until 0.3: it changes a run's images without being a setting."""
     text = os.environ.get("TCIL_IMAGE_SIDE")
     if text is None:
         return None
     if not re.fullmatch("[1-9][0-9]{0,3}", text):
         raise invalid("TCIL_IMAGE_SIDE", repr(text), "a whole number of pixels from 1 to 9999")
-    advice = f"Say --set image_side={text}, or load_dataset(..., image_side={text})."
-    warnings.warn(f"TCIL_IMAGE_SIDE will not be read any more from version 0.3 on. {advice}", FutureWarning, 3)
+    advice = f"Use --set image_side={text}, or load_dataset(..., image_side={text})."
+    warnings.warn(f"TCIL_IMAGE_SIDE is deprecated and will be ignored from version 0.3 on. {advice}", FutureWarning, 3)
     return int(text)
 
 
@@ -53,9 +53,9 @@ def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        found = sorted(p for p in require(root / name, where).iterdir() if p.suffix.lower() in ENDINGS)
-        if not found:
+        files = sorted(p for p in require(root / name, where).iterdir() if p.suffix.lower() in ENDINGS)
+        if not files:
             raise unreadable(f"no image in {root / name}", "at least one of every class", where)
-        paths += found
-        labels += [label] * len(found)
+        paths += files
+        labels += [label] * len(files)
     return ImageSet(decode(paths, side, root / f"cache-{side}.safetensors"), torch.tensor(labels))

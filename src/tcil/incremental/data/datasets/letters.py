@@ -1,9 +1,9 @@
-"""Letters drawn at load time from the fonts that matplotlib ships: as many images as are asked for, and no files.
+"""Letters drawn at load time from the fonts that matplotlib ships, in any number of images and without files.
 
-The images are the same on every machine. FreeType only reads the outlines, unhinted and in the font's own units, which
-are whole numbers; its rasteriser, which changes from version to version, is not used. All that follows is integer
-arithmetic, or elementwise float64 arithmetic with +, -, * and / only, rounded to a byte at the end. Random numbers are
-the raw words of PCG64, which numpy promises to keep.
+The images are the same on every machine. FreeType is only used to read the outlines, unhinted and in font units, which
+are integers; its rasteriser, which differs between versions, is not used. Everything else is integer arithmetic, or
+elementwise float64 arithmetic with +, -, * and / only, rounded to a byte at the end. Random numbers are the raw words
+of PCG64, whose stability numpy guarantees.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ FACES = (
     "DejaVuSerif", "DejaVuSerif-Italic", "DejaVuSerif-Bold", "DejaVuSerif-BoldItalic",
     "STIXGeneral", "STIXGeneralItalic", "STIXGeneralBol", "STIXGeneralBolIta",
 )  # fmt: skip
-CHARACTERS = "ABCDEFGHJKLMNPQRSTUV"  # capitals without I and O, which J and Q are too near to
-# No two of these look alike: `python -m research.letters look-alikes` chose them by a rule.
+CHARACTERS = "ABCDEFGHJKLMNPQRSTUV"  # capitals without I and O, which are too similar to J and Q
+# No two of these look alike: chosen by the rule in `python -m research.letters look-alikes`.
 LARGE_CHARACTERS = "ABCIJKLMNQTUVWXYZdfghjmry2457ΞΦΨДЖЦЧЩЪЭЯ"
 
-# Standard deviation of the noise, in grey levels. `python -m research.letters difficulty` set it, by a rule that sees
+# Standard deviation of the noise, in grey levels. Set by `python -m research.letters difficulty`, by a rule that uses
 # uncalibrated networks only.
 NOISE = 72
 
 SIDE = 16  # pixels of an image
-MOST = 100_000  # images of a class, for training or for test
-EM = 14.5  # pixels: capitals are about two thirds as high
+MOST = 100_000  # maximum number of training or test images of a class
+EM = 14.5  # pixels; capitals are about two thirds as high
 ROTATION = 0.18  # the tangent of half the largest angle, which is 20 degrees
 SHEAR, SHIFT = 0.25, 1.5  # at most; shifts in pixels
 SCALE, CONTRAST = (0.8, 1.2), (0.3, 0.7)  # from, to; contrast as a share of the range from black to white
@@ -79,20 +79,20 @@ def load(
     Parameters
     ----------
     folder : Path, optional
-        Not used; every dataset takes one.
+        Ignored; accepted because all dataset readers take a folder.
     train_per_class, test_per_class : int
-        Images of each class. A larger set begins with the images of a smaller one.
+        Number of images per class. A larger set begins with the images of a smaller one.
     data_seed : int
-        Which images are drawn. Training and test images come from independent streams.
+        Seed of the images. Training and test images come from independent streams.
     characters : str
-        The classes; any characters that the fonts have.
+        The classes: any distinct characters that the fonts contain.
     noise : float
         Standard deviation of the noise, in grey levels.
 
     Returns
     -------
     Dataset
-        With its images in memory, class by class.
+        The images in memory, ordered by class.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def load(
     }
     seed = whole_number(data_seed, "data_seed", 0)
     if not characters or len(set(characters)) < len(characters):
-        raise invalid("characters", repr(characters), "different characters, at least one")
+        raise invalid("characters", repr(characters), "distinct characters, at least one")
     if not 0 <= noise < math.inf:
         raise invalid("noise", f"{noise}", "a finite number of grey levels, 0 or more")
     _note_other_glyphs(characters)
@@ -122,7 +122,7 @@ def load(
 def load_large(
     folder: Path | None = None, *, train_per_class: int = 220, test_per_class: int = 250, data_seed: int = 0
 ) -> Dataset:
-    """Forty letters and digits that do not look alike, for 10 tasks; otherwise as `load`."""
+    """Forty letters and digits that do not look alike, for 10 tasks; otherwise like `load`."""
     return load(
         train_per_class=train_per_class,
         test_per_class=test_per_class,
@@ -141,7 +141,7 @@ def _part(characters: str, part: int, count: int, seed: int, noise: float) -> Im
 
 
 def _images(character: str, part: int, count: int, seed: int, noise: float) -> NDArray[np.uint8]:
-    """Images of one character, (count, 16, 16). Each image takes the same number of words of a stream of their own."""
+    """Images of one character, (count, 16, 16). Each image uses the same number of words of the character's stream."""
     words = np.random.PCG64(np.random.SeedSequence([seed, part, ord(character)]))
     shapes = np.stack([shape(character, face) for face in FACES])
     per_image = _DRAWS + SIDE * SIDE * _BYTES // 8
@@ -165,7 +165,7 @@ def _warped(shapes: NDArray[np.uint16], drawn: NDArray[np.uint64]) -> Floats:
     pixels = np.arange(SIDE) - (SIDE - 1) / 2
     x, y = pixels[None, None, :] - across, pixels[None, :, None] - down
     x, y = (cosine * x + sine * y) / scale, (cosine * y - sine * x) / scale
-    # Where each pixel lies in the shape, between four of its points. The rim of a shape is empty.
+    # The position of each pixel in the shape, between four of its points. The border of a shape is empty.
     last, per_pixel = shapes.shape[-1] - 1, _FINE / _STEP
     right = np.clip((x + shear * y) * per_pixel + _CENTRE, 0, last - 1e-6)
     below = np.clip(y * per_pixel + _CENTRE, 0, last - 1e-6)
@@ -181,7 +181,7 @@ def _warped(shapes: NDArray[np.uint16], drawn: NDArray[np.uint64]) -> Floats:
 
 
 def _noisy(covered: Floats, drawn: NDArray[np.uint64], noise: float) -> Floats:
-    """Grey levels, not rounded: a random contrast around the middle grey, and noise that is nearly Gaussian."""
+    """Unrounded grey levels: a random contrast around middle grey, plus approximately Gaussian noise."""
     contrast = _between(CONTRAST, drawn[:, 0])
     some_bytes = np.ascontiguousarray(drawn[:, 1:]).astype("<u8").view(np.uint8).reshape(*covered.shape, _BYTES)
     sums = some_bytes.sum(axis=-1, dtype=np.int64) - 255 * _BYTES / 2
@@ -190,7 +190,7 @@ def _noisy(covered: Floats, drawn: NDArray[np.uint64], noise: float) -> Floats:
 
 
 def _unit(words: NDArray[np.uint64]) -> Floats:
-    """From 0 to 1, one for each image."""
+    """Numbers from 0 to 1, one per image."""
     unit: Floats = ((words >> np.uint64(11)) / 2.0**53)[:, None, None]
     return unit
 
@@ -200,7 +200,7 @@ def _between(limits: tuple[float, float], words: NDArray[np.uint64]) -> Floats:
 
 
 def _moments(images: torch.Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of pixels from 0 to 1, by sums of whole numbers."""
+    """Mean and standard deviation of pixels from 0 to 1, computed by sums of integers."""
     counts = np.bincount(images.numpy().ravel(), minlength=256).tolist()
     total = sum(counts)
     mean = sum(level * count for level, count in enumerate(counts)) / total
@@ -213,29 +213,29 @@ def _moments(images: torch.Tensor) -> tuple[float, float]:
 
 @cache
 def shape(character: str, face: str) -> NDArray[np.uint16]:
-    """A glyph as images are drawn from it."""
+    """The sampled glyph from which images are drawn."""
     points = coverage(outline(character, face) * EM)
     points.setflags(write=False)
     return points
 
 
 def outline(character: str, face: str) -> Floats:
-    """The outline of a glyph as straight lines, (lines, 2 ends, x and y), around its middle; the unit is the em."""
+    """The outline of a glyph as straight lines, (lines, 2 ends, x and y), around its centre, in units of the em."""
     font = _font(face)
     if not font.get_char_index(ord(character)):
-        raise invalid("characters", repr(character), f"characters that the fonts have; {face} does not have this one")
+        raise invalid("characters", repr(character), f"characters of all fonts; {face} does not have this one")
     font.load_char(ord(character), flags=_no_hinting())
     ends = _line_ends(*font.get_path())
     if not len(ends):
-        raise invalid("characters", repr(character), "characters that leave ink")
+        raise invalid("characters", repr(character), "visible characters")
     around: Floats = (ends - (ends.min(axis=(0, 1)) + ends.max(axis=(0, 1))) / 2) / font.units_per_EM
     return around
 
 
 def coverage(ends: Floats) -> NDArray[np.uint16]:
-    """An outline in pixels, drawn on a canvas of 24: at each of four points per pixel, the ink of the pixel around it.
+    """The coverage of an outline (in pixels) on a canvas of 24 x 24 pixels, at four points per pixel in each direction.
 
-    From 0 for none to 64 for all of it.
+    The value at a point is the covered area of the pixel around it, from 0 to 64.
     """
     ink = _ink(ends * _FINE, _CANVAS * _FINE)
     sums = np.pad(ink.cumsum(0, dtype=np.int32).cumsum(1, dtype=np.int32), ((1, 0), (1, 0)))
@@ -254,20 +254,20 @@ def checksum(characters: str) -> str:
 
 
 def _note_other_glyphs(characters: str) -> None:
-    """Other glyphs make another dataset, which is as good; only numbers cannot be compared to the last digit."""
+    """Warn if the glyphs differ: the dataset is then another one, and results differ slightly from documented ones."""
     if characters in PINNED and checksum(characters) != PINNED[characters]:
         import matplotlib
 
         warnings.warn(
             f"letters: the fonts of matplotlib {matplotlib.__version__} differ from those of "
-            f"{' and '.join(PINNED_WITH)}. Images and results will differ a little from documented ones.",
+            f"{' and '.join(PINNED_WITH)}. Images and results will differ slightly from documented ones.",
             stacklevel=3,
         )
 
 
 @cache
 def _font(face: str) -> FT2Font:
-    """One of matplotlib's fonts, at a size at which a unit of the font is a unit of the outline."""
+    """One of matplotlib's fonts, at the size at which outlines are in font units."""
     import matplotlib
     from matplotlib.ft2font import FT2Font
 
@@ -288,7 +288,7 @@ def _no_hinting() -> Any:
 
 
 def _line_ends(vertices: Floats, codes: NDArray[np.integer]) -> Floats:
-    """The outline as straight lines, (lines, 2 ends, x and y); TrueType's parabolas become eight lines each."""
+    """The outline as straight lines, (lines, 2 ends, x and y); each TrueType parabola becomes eight lines."""
     move, line, curve = 1, 2, 3
     lines: list[list[float]] = []
     curves: list[list[float]] = []

@@ -1,4 +1,4 @@
-"""Decoding of image files into one uint8 tensor, kept beside the pictures for the next time."""
+"""Decode image files into one uint8 tensor, with a cache file next to the images."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-# Raster formats that Pillow reads by itself; for others, such as EPS, it starts programs.
+# Raster formats that Pillow reads itself; for others, such as EPS, it starts external programs.
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
-BICUBIC = "BICUBIC"  # how images are scaled unless a reader names another of Pillow's ways, such as "BOX"
+BICUBIC = "BICUBIC"  # default resampling method; others of Pillow's are possible, such as "BOX"
 _DEEP = 257  # 65535 / 255
 
 
 def decode(paths: Sequence[Path], side: int, cache: Path, scaling: str = BICUBIC) -> Tensor:
-    """RGB images (N, 3, side, side); grey ones get three equal channels, other sizes are scaled and cut to the centre.
+    """RGB images (N, 3, side, side); grey images get three equal channels, other sizes are scaled and centre-cropped.
 
-    The result is kept at `cache` together with a hash of the files' contents in their order, and read from there as
-    long as these are the same: names and times may change without the content, and the content without them.
+    The result is cached at `cache` with a hash of the files' contents in order, and used as long as the hash matches.
+    File names and times are not used, since they can change without the content and the content without them.
     """
     kept = _kept(paths, side, cache, scaling)
     if kept is not None:
@@ -45,7 +45,7 @@ def decode(paths: Sequence[Path], side: int, cache: Path, scaling: str = BICUBIC
         digest.update(hashlib.sha256(content).digest())
         images[index] = torch.from_numpy(_read(content, path, side, scaling)).permute(2, 0, 1)
     key = torch.tensor(list(digest.digest()), dtype=torch.uint8)
-    partial = cache.with_name(f".{cache.name}.{secrets.token_hex(8)}.part")  # a name that nobody can foresee
+    partial = cache.with_name(f".{cache.name}.{secrets.token_hex(8)}.part")  # a name that cannot be predicted
     try:
         save_file({"images": images, "key": key}, partial)
         os.replace(partial, cache)
@@ -55,16 +55,16 @@ def decode(paths: Sequence[Path], side: int, cache: Path, scaling: str = BICUBIC
 
 
 def _digest(side: int, scaling: str) -> hashlib._Hash:
-    """The beginning of a hash that tells whether decoding would give the same."""
+    """The start of the hash that identifies a decoding result."""
     return hashlib.sha256(f"pictures 2;{side};{'' if scaling == BICUBIC else scaling + ';'}".encode())
 
 
 def _kept(paths: Sequence[Path], side: int, cache: Path, scaling: str) -> Tensor | None:
-    """What was decoded before, if it was of the same contents; a damaged cache is made anew."""
+    """The cached images, if they were decoded from the same contents; a damaged cache is ignored."""
     if not cache.exists():
         return None
     if not cache.is_file():
-        raise unreadable(f"{cache}, which is not a file", "decoded images there, or nothing", "Move it away.")
+        raise unreadable(f"{cache}, which is not a file", "a cache file, or nothing at this path", "Move it away.")
     try:
         stored = load_file(cache)
         images, key = stored["images"], stored["key"]
@@ -99,13 +99,13 @@ def _read(content: bytes, path: Path, side: int, scaling: str) -> np.ndarray[tup
                 picture = picture.crop((left, top, left + side, top + side))
             return np.array(picture, dtype=np.uint8)
     except UnidentifiedImageError as error:
-        raise _undecoded(path, f"it is none of {', '.join(FORMATS)}") from error
+        raise _undecoded(path, f"not one of {', '.join(FORMATS)}") from error
     except Exception as error:  # a damaged file fails in many ways
         raise _undecoded(path, error) from error
 
 
 def _in_eight_bits(picture: Image.Image) -> Image.Image:
-    """A picture that Pillow can convert: it would cut 16 bits off at 255, and numbers of no known range as well."""
+    """The picture in 8 bits. Pillow would clip 16-bit values at 255; values of unknown range raise an error."""
     from PIL import Image
 
     if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PNG"):

@@ -15,9 +15,9 @@ SIDE = 64
 
 
 def load(folder: Path, image_side: int | None = None) -> Dataset:
-    """`folder`/tiny-imagenet-200, or a folder of the same layout with fewer classes; `image_side` is 64 pixels if None.
+    """Tiny-ImageNet from `folder`/tiny-imagenet-200, or from a folder of the same layout with fewer classes.
 
-    Another side has decoded images of its own, scaled once by averaging over the area of each pixel.
+    `image_side` is 64 pixels by default. Other sizes are scaled by area averaging and cached separately.
     """
     side = image_side or SIDE
     ending, scaling = ("cache.safetensors", BICUBIC) if side == SIDE else (f"cache-{side}.safetensors", "BOX")
@@ -32,9 +32,9 @@ def load(folder: Path, image_side: int | None = None) -> Dataset:
     column = {name: i for i, name in enumerate(ids)}
     train_paths, train_labels = [], []
     for name in ids:
-        found = sorted((root / "train" / name / "images").glob("*.JPEG"))
-        train_paths += found
-        train_labels += [column[name]] * len(found)
+        files = sorted((root / "train" / name / "images").glob("*.JPEG"))
+        train_paths += files
+        train_labels += [column[name]] * len(files)
     test_paths, test_labels = [], []
     annotations = _text(require(root / "val" / "val_annotations.txt", where)).splitlines()
     for line in annotations:
