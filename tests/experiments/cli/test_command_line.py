@@ -176,7 +176,7 @@ class TestWords:
         for place in (tmp_path / "file", tmp_path / "file" / "below"):
             assert f"data: got {place}" in command("download", "cifar10", "--data", place)
         (tmp_path / "cifar-10-batches-py").write_text("mine")
-        with pytest.raises(ValueError, match="which is no folder"):
+        with pytest.raises(ValueError, match="which is not a folder"):
             download("cifar10", tmp_path)
         assert {path.read_text() for path in tmp_path.iterdir()} == {"mine"}
 
@@ -206,7 +206,7 @@ def test_python_m():
 def test_what_the_paper_needs_is_refused_without_its_data(tmp_path):
     """Before any training, whatever would have been first."""
     words = ["reproduce", "policies", "--out", tmp_path / "runs", "--report", tmp_path / "report"]
-    assert "data: got no folder; expected the folder that holds cifar100. Say --data DIR." in command(*words)
+    assert "data: got no folder; expected the folder that holds cifar100. Pass --data DIR." in command(*words)
     assert not list(tmp_path.iterdir())
 
 

@@ -136,7 +136,7 @@ class TestImageSide:
     def test_of_the_environment(self, monkeypatch):
         """For one more version, with a warning; it then is a setting like the others."""
         monkeypatch.setenv("TCIL_IMAGE_SIDE", "64")
-        with pytest.warns(FutureWarning, match="TCIL_IMAGE_SIDE will not be read.* --set image_side=64"):
+        with pytest.warns(FutureWarning, match="TCIL_IMAGE_SIDE is deprecated.* --set image_side=64"):
             said = build({"dataset": "image-folder"})
         assert said == build({"dataset": "image-folder", "image_side": 64})
         assert build({"dataset": "image-folder", "image_side": 48}).image_side == 48

@@ -36,7 +36,7 @@ class TestExitCodes:
             (stopping.Stopped("stopped in task 1"), 75, "stopped in task 1"),
             (KeyboardInterrupt(), 75, "stopped by SIGINT"),
             (KeyboardInterrupt("SIGTERM"), 75, "stopped by SIGTERM"),
-            (stopping.SecondInterrupt(), 130, "ended at once"),
+            (stopping.SecondInterrupt(), 130, "stopped immediately"),
             (ModuleNotFoundError("no", name="typer"), 2, "error: tcil: got an installation without typer"),
         ],
     )
@@ -146,7 +146,7 @@ class TestOutput:
             screen = Screen(file=file)
             screen.print("x")
             screen.print("x")
-        assert capfd.readouterr().err.count("No space left on device): going on without it") == 1
+        assert capfd.readouterr().err.count("No space left on device): continuing without it") == 1
 
     @pytest.mark.processes
     def test_a_run_goes_on_without_its_reader(self, tmp_path):
@@ -187,5 +187,5 @@ def test_a_signal_while_the_command_starts(tmp_path, number):
     starting.send_signal(number)
     said = starting.communicate(timeout=60)[1]
     assert starting.returncode == ExitCode.STOPPED
-    assert said == f"stopped by {number.name}; start the same command again\n"
+    assert said == f"stopped by {number.name}; run the same command again\n"
     assert not (tmp_path / "runs").exists()

@@ -57,7 +57,7 @@ def test_what_was_odd_is_said(runs):
     assert notes == (
         "One seed.",
         "PerturbTS: n/a: no noise up to 100 brings accuracy to 0.125 to 0.500 (3 of 3 tasks).",
-        "T-CIL: already the clean new exemplars give a temperature at or above the target (3 of 3 tasks).",
+        "T-CIL: the unperturbed new exemplars already have a temperature at or above the target (3 of 3 tasks).",
         "mine: n/a: no noise (3 of 3 tasks).",
     )
 

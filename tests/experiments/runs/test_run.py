@@ -203,9 +203,9 @@ class TestCommandLine:
         assert "Did you mean 'epochs'?" in outcome.output
         assert "Traceback" not in outcome.output
         outcome = CliRunner().invoke(app, ["run", "--dataset", "cifar100"])
-        assert "Say --data DIR" in outcome.output
+        assert "Pass --data DIR" in outcome.output
         outcome = CliRunner().invoke(app, ["run", "--seeds", "one"])
-        assert "expected whole numbers by comma" in outcome.output
+        assert "expected whole numbers separated by commas" in outcome.output
 
 
 class TestImport:
@@ -476,10 +476,14 @@ class TestLegalButOdd:
     def test_out_cannot_be_made(self, tmp_path):
         (tmp_path / "file").write_text("")
         (tmp_path / "link").symlink_to("nowhere")
-        for out, what in {"file": "which is a file", "file/x": "which is a file", "link": "where nothing is"}.items():
+        for out, what in {
+            "file": "which is a file",
+            "file/x": "which is a file",
+            "link": "which does not exist",
+        }.items():
             for words in (["run"], ["run", "--dry-run"], ["sweep"], ["report", tmp_path], ["import", tmp_path]):
                 outcome = CliRunner().invoke(app, [*map(str, words), "--out", str(tmp_path / out)])
                 assert outcome.exit_code == 2
                 assert f"error: out: got {tmp_path / out}, " in outcome.output
-                assert f"{what}; expected a folder, or a name that is free." in outcome.output
+                assert f"{what}; expected a folder, or a path that does not exist yet." in outcome.output
         assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]

@@ -315,7 +315,7 @@ class TestLinks:
         (run / name).symlink_to(victim if "." not in name else victim / "file")
         before = files(run), files(victim)
         with pytest.raises(
-            ValueError, match=rf"run: got .*{name}, a link to .*victim.*; expected only files and folders"
+            ValueError, match=rf"run: got .*{name}, a link to .*victim.*; expected only regular files and folders"
         ):
             Run(build({"dataset": "digits", **TINY}), run).execute(NAMES)
         command("calibrate", run, code=2)

@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command needs it: `tcil --help` starts without torch."""
+"""The command line. Heavy packages are imported only when a command needs them: `tcil --help` starts without torch."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 class Commands(TyperGroup):
-    """All commands: whatever goes wrong in one is said in a line, with the exit code that stands for it."""
+    """All commands. Errors are printed as a single line and determine the exit code."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Read the words of the command line."""
+        """Parse the command line."""
         with answered(passing=PASSING):
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Do the command."""
+        """Run the command."""
         with answered(passing=PASSING), visible_warnings():
             return super().invoke(ctx)
 

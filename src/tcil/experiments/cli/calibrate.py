@@ -17,7 +17,7 @@ def calibrate(
     data: Annotated[Path | None, typer.Option(help="folder that holds the dataset")] = None,
     calibrators: SomeCalibrators = None,
     redraw: Annotated[
-        int, typer.Option(min=0, max=10_000, help="also refit with this many other draws of the validation set")
+        int, typer.Option(min=0, max=10_000, help="also refit on this many other draws of the validation set")
     ] = 0,
     trust: Trust = False,
 ) -> None:

@@ -11,11 +11,11 @@ from tcil.experiments.cli import output
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="a run folder, or a folder that holds some")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="another, with the same datasets, learners and seeds")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="a run folder, or a folder of run folders")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="another one with the same datasets, learners and seeds")],
     out: Annotated[Path | None, typer.Option(help="folder for the tables as files")] = None,
 ) -> None:
-    """Two sets of runs side by side, with paired differences and their intervals."""
+    """Compare two sets of runs, with paired differences and their intervals."""
     from tcil.experiments.reporting import collect, tables
     from tcil.experiments.reporting.grids import terminal, write_tables
     from tcil.experiments.reporting.page import check_report

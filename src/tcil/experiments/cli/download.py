@@ -12,9 +12,9 @@ from tcil.experiments.cli import output
 
 def download(
     dataset: Annotated[str, typer.Argument(help="cifar10, cifar100 or tiny-imagenet")],
-    data: Annotated[Path, typer.Option(help="folder to put it in")],
+    data: Annotated[Path, typer.Option(help="folder for the dataset")],
 ) -> None:
-    """Fetch a dataset, resumed where it stopped, and check it."""
+    """Download a dataset and verify it. An interrupted download is resumed."""
     from rich.progress import Progress
 
     from tcil.incremental.data.datasets.download import download as fetch

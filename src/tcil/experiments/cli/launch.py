@@ -1,4 +1,4 @@
-"""The `tcil` command from its first moment: signals, output that nobody reads, and packages that are not installed."""
+"""The entry point of the `tcil` command: signals, closed output streams, and packages that are not installed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tcil.experiments.process.exits import answered
 
 
 def main() -> None:
-    """Run the command of this process's arguments."""
+    """Run the command given by this process's arguments."""
     with answered():
         stopping.at_once()
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # names that cannot be written in its encoding are no error
+            if isinstance(stream, io.TextIOWrapper):  # escape names that cannot be encoded
                 with contextlib.suppress(ValueError):
                     stream.reconfigure(errors="backslashreplace")
         from tcil.experiments.cli.app import app

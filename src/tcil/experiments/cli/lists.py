@@ -1,4 +1,4 @@
-"""`tcil datasets`, `learners`, `networks`, `calibrators` and `settings`: what there is to choose from."""
+"""`tcil datasets`, `learners`, `networks`, `calibrators` and `settings`: list the available choices."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def networks() -> None:
     from tcil.incremental.networks import NETWORKS
     from tcil.incremental.pretrained.backbones import BACKBONES, TIMM
 
-    known = {name: (factory.__doc__ or "").partition(":")[0] for name, factory in NETWORKS.items()}
-    known |= {f"{PRETRAINED}{name}": (make.__doc__ or "").rstrip(".") for name, make in BACKBONES.items()}
-    known[f"{PRETRAINED}{TIMM}NAME"] = "A head on frozen features of timm's model of that name"
-    _list("network", known)
+    builtin = {name: (factory.__doc__ or "").partition(":")[0] for name, factory in NETWORKS.items()}
+    builtin |= {f"{PRETRAINED}{name}": (make.__doc__ or "").rstrip(".") for name, make in BACKBONES.items()}
+    builtin[f"{PRETRAINED}{TIMM}NAME"] = "A head on frozen features of the timm model of that name"
+    _list("network", builtin)
 
 
 def calibrators() -> None:
@@ -55,10 +55,10 @@ def settings() -> None:
     output.console.print(f"presets: {', '.join(PRESETS)}; a study file may also list seeds, learners and datasets")
 
 
-def _list(kind: str, known: Mapping[str, str]) -> None:
+def _list(kind: str, builtin: Mapping[str, str]) -> None:
     from tcil.foundation.extensions import installed
 
-    rows = {**known, **{name: f"from an installed package: {point.value}" for name, point in installed(kind).items()}}
+    rows = {**builtin, **{name: f"from an installed package: {point.value}" for name, point in installed(kind).items()}}
     table = Table(show_header=False, box=None)
     for name, meaning in rows.items():
         table.add_row(name, meaning)

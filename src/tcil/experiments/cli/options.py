@@ -1,4 +1,4 @@
-"""Options that several commands share: groups of them are dataclasses, whose fields become options of a command."""
+"""Options shared by several commands, in groups: dataclasses whose fields become options of a command."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
     from tcil.experiments.scheduling.job import Job
 
 Out = Annotated[Path, typer.Option(help="folder for run folders")]
-REPORT = Path("report")  # unless the user names another
+REPORT = Path("report")  # the default
 Report = Annotated[Path, typer.Option(help="folder for report.html and the tables")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="also print the tables by task")]
 Browse = Annotated[bool, typer.Option("--open", help="open the report in the browser")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
 Precision = Annotated[
-    str | None, typer.Option(help="training steps in fp32, bf16 or fp16; calibration stays in fp32 [default: fp32]")
+    str | None,
+    typer.Option(help="precision of training steps: fp32, bf16 or fp16; calibration is always in fp32 [default: fp32]"),
 ]
 Compiled = Annotated[bool, typer.Option("--compile", help="compile training steps with torch.compile, for GPUs")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="import and run the code (package.module:name) that the folder names")
 ]
 TasksUntil = Annotated[
-    int | None, typer.Option(min=1, help="stop after this many tasks; the same command without it completes the run")
+    int | None, typer.Option(min=1, help="stop after this many tasks; omit it later to complete the run")
 ]
 Backup = Annotated[
     Path | None,
-    typer.Option(help="after every task, copy what is needed to resume into this folder, as 'tcil pack' does"),
+    typer.Option(help="after every task, copy what is needed to resume into this folder, like 'tcil pack'"),
 ]
 SomeCalibrators = Annotated[
     str | None,
@@ -46,7 +47,7 @@ SomeCalibrators = Annotated[
 
 
 def _presets(incomplete: str) -> list[str]:
-    """For shells that complete `--preset`."""
+    """Completions of `--preset` for shells."""
     from tcil.experiments.config.presets import PRESETS
 
     return [name for name in PRESETS if name.startswith(incomplete)]
@@ -54,7 +55,7 @@ def _presets(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Which runs: a study file, and what replaces its settings."""
+    """The runs: a study file, and flags that override its settings."""
 
     study: Annotated[Path | None, typer.Argument(help="study file (TOML) with settings; flags override it")] = None
     preset: Annotated[
@@ -71,12 +72,12 @@ class StudyOptions:
         ),
     ] = None
     reserve: Annotated[
-        float | None, typer.Option(help="kept out of training: a share of the memory, or images a class")
+        float | None, typer.Option(help="data kept out of training: a share of the memory, or images per class")
     ] = None
     precision: Precision = None
 
     def runs(self) -> list[RunSettings]:
-        """The runs that the study file and the flags ask for, each once; every name in them is known."""
+        """The runs of the study file and the flags, without duplicates; all names in them are checked."""
         from tcil.experiments.config.settings import expand, read_toml
 
         values = read_toml(self.study) if self.study else {}
@@ -92,7 +93,7 @@ class StudyOptions:
         changes = changed_settings(self.setting)
         check_twice(changes, seeds=self.seeds, **flags)
         options = [where.get("learner_options", {}) for where in (values, changes)]
-        if all(isinstance(own, dict) for own in options):  # else what is no dict is told below
+        if all(isinstance(given, dict) for given in options):  # anything else raises an error below
             changes |= {"learner_options": options[0] | options[1]} if any(options) else {}
         flags_given = {key for key, value in flags.items() if value is not None} | set(changes)
         runs = list({one.name: one for one in expand(values | changes, flags_given)}.values())
@@ -105,7 +106,7 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """With what runs are done, and where they go."""
+    """The data, calibrators, device and output folder of runs."""
 
     data: Annotated[Path | None, typer.Option(help="folder that holds the dataset")] = None
     out: Out = Path("runs")
@@ -120,7 +121,7 @@ class TrainingOptions:
     compiled: Compiled = False
 
     def jobs(self, runs: Sequence[RunSettings], *, here: bool) -> list[Job]:
-        """A job for each run; what is wrong with these options is told now, devices too if runs are done here."""
+        """A job for each run; raises if these options are invalid, including the device if runs are done `here`."""
         from tcil.experiments.runs.complete import check_options
         from tcil.experiments.runs.entries import specs_of
         from tcil.experiments.scheduling.job import Job
@@ -138,7 +139,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Where several runs are done, and what each may use."""
+    """Where runs are executed, and the resources of each."""
 
     on: Annotated[str, typer.Option(help="where several runs are executed: serial, processes or ray")] = "serial"
     ray_address: Annotated[str | None, typer.Option(help="a running Ray cluster: auto, or HOST:PORT")] = None
@@ -153,16 +154,16 @@ class PlaceOptions:
     ] = 600.0
 
     def resources(self) -> Resources:
-        """The same, checked."""
+        """The validated resources."""
         from tcil.experiments.scheduling.executors import Resources
 
         return Resources(self.on, self.ray_address, self.cpus_per_run, self.gpus_per_run, self.at_once, self.hung_after)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer takes it: each parameter that is a group of options is replaced by the group's fields.
+    """The command in the form that typer expects: a parameter that is a group of options is replaced by its fields.
 
-    A group that stands as a default in the command's signature gives its options their defaults.
+    If the parameter has a default, its fields are the defaults of the options.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}
@@ -192,7 +193,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def check_report_place(folder: Path, argument: str) -> None:
-    """Refuse a place where no report can be written; a folder that nobody named must not be a link either."""
+    """Raise if no report can be written to the folder; the default folder must not be a link either."""
     from tcil.experiments.reporting.page import check_report
     from tcil.foundation.boundary import check_own_place, check_place
 
@@ -205,18 +206,18 @@ def numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise invalid("seeds", repr(text), "whole numbers by comma, such as 1,2,3") from None
+        raise invalid("seeds", repr(text), "whole numbers separated by commas, such as 1,2,3") from None
 
 
 def check_twice(changes: Mapping[str, object], **flags: object) -> None:
-    """Refuse a setting that a flag and `--set` both give: which of the two is meant would be a guess."""
+    """Raise if both a flag and `--set` give the same setting."""
     for name in (name for name, value in flags.items() if value is not None):
         for key in {name, name.removesuffix("s"), f"{name}s"} & changes.keys():
             raise invalid("--set", f"{key} beside --{name}", "one of the two")
 
 
 def changed_settings(entries: list[str] | None) -> dict[str, Any]:
-    """What `--set` gives: `a.b=1` into nested settings, the last where one is given twice; JSON where it can be."""
+    """The settings given by `--set`. `a.b=1` sets a nested value, the last entry wins, and values are JSON or text."""
     values: dict[str, Any] = {}
     for entry in entries or []:
         key, equals, text = entry.partition("=")

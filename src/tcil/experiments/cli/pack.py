@@ -16,8 +16,8 @@ def pack(
 ) -> None:
     """Copy what a run needs to resume on another machine: its results, and the network of its last task.
 
-    The copy is a run folder. 'tcil run' with the same settings and '--out' of the copies goes on after the last
-    finished task. Run it again to bring the copies up to date.
+    The copy is a run folder. 'tcil run' with the same settings and '--out' of the copies resumes after the last
+    finished task. Run the command again to update the copies.
     """
     from tcil.experiments.runs.packing import pack as copy
 

@@ -9,7 +9,7 @@ from tcil.experiments.cli.options import Out, StudyOptions
 
 
 def plan(study: StudyOptions, out: Out = Path("runs")) -> None:
-    """List the runs of a study with their numbers: 'tcil run ... --job N' does the N-th, for a Slurm array."""
+    """List the runs of a study with their numbers: 'tcil run ... --job N' executes the N-th, for a Slurm array."""
     from tcil.experiments.runs.results import StoredSettings
     from tcil.experiments.runs.store import RunFolder
 

@@ -12,7 +12,7 @@ from tcil.experiments.cli.options import REPORT, Browse, Report, Verbose, check_
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders that hold some")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders of run folders")],
     out: Report = REPORT,
     keep: Annotated[
         Path | None, typer.Option(help="also copy the results, as small JSON files, into this folder")
@@ -20,7 +20,7 @@ def report(
     verbose: Verbose = False,
     browse: Browse = False,
 ) -> None:
-    """What any set of runs has shown: sentences, tables and pictures; as HTML, Markdown, LaTeX and CSV."""
+    """Report the results of any set of runs: sentences, tables and pictures, as HTML, Markdown, LaTeX and CSV."""
     from tcil.experiments.reporting import collect
     from tcil.experiments.reporting.show import show_report
     from tcil.foundation.boundary import check_place

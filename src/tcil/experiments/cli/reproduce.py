@@ -35,35 +35,37 @@ def reproduce(
         ),
     ] = "short",
     data: Annotated[Path | None, typer.Option(help="folder that holds the datasets")] = None,
-    out: Annotated[Path, typer.Option(help="folder of run folders")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="folder for run folders")] = Path("runs"),
     report: Report = REPORT,
     kept: Annotated[
-        list[Path] | None, typer.Option(help="more finished runs: folders, or JSON files of 'tcil report --keep'")
+        list[Path] | None, typer.Option(help="more finished runs: folders, or JSON files from 'tcil report --keep'")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="other seeds than the schedule's, such as 1,2")] = None,
+    seeds: Annotated[str | None, typer.Option(help="seeds instead of the schedule's, such as 1,2")] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="any setting, for every run: --set epochs=2")
+        list[str] | None, typer.Option("--set", help="change a setting of every run: --set epochs=2")
     ] = None,
     device: Device = "cpu",
     full_data: Annotated[
         bool | None,
-        typer.Option(help="also train on all the data, for the Vanilla row as in the paper; default: as the schedule"),
+        typer.Option(
+            help="also train on all the data, for the Vanilla row as in the paper [default: depends on the schedule]"
+        ),
     ] = None,
     tasks_until: TasksUntil = None,
     backup: Backup = None,
     job: Annotated[
-        int | None, typer.Option(min=1, help="only the run of this number in the plan; draw nothing")
+        int | None, typer.Option(min=1, help="execute only the run with this number in the plan; draw nothing")
     ] = None,
     images_per_second: Annotated[
         list[str] | None,
-        typer.Option(help="of another machine, for the plan's hours there: resnet32=25000, for each network"),
+        typer.Option(help="speed of another machine, to plan its hours: resnet32=25000, for each network"),
     ] = None,
     precision: Precision = None,
     compiled: Compiled = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only the plan and its cost")] = False,
-    render: Annotated[bool, typer.Option("--render", help="train nothing, draw from finished runs")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and its cost, train nothing")] = False,
+    render: Annotated[bool, typer.Option("--render", help="draw from finished runs, train nothing")] = False,
 ) -> None:
-    """Run (or resume, or reuse) the trainings behind a table, figure or claim of the paper, and draw it beside ours."""
+    """Reproduce a table, figure or claim of the paper: run, resume or reuse its trainings, and show both results."""
     from tcil.experiments.reproduction.artifacts import ARTIFACTS, artifacts_named
 
     if name == "list":
@@ -96,7 +98,7 @@ def reproduce(
 
 
 def _commands(name: str, schedule: str) -> str:
-    """How the plan is run on one machine and on many."""
+    """The commands that run the plan on one machine and on several."""
     words = f"tcil reproduce {name} --schedule {schedule} --data DIR --out RUNS --backup OTHER_DISK"
     many = f"{words} --device cuda"
     return "\n".join(

@@ -26,14 +26,14 @@ def run(
     training: TrainingOptions,
     place: PlaceOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and its cost, train nothing")] = False,
-    job: Annotated[int | None, typer.Option(min=1, help="only the run of this number in 'tcil plan'")] = None,
+    job: Annotated[int | None, typer.Option(min=1, help="execute only the run with this number in 'tcil plan'")] = None,
     verbose: Verbose = False,
     browse: Browse = False,
 ) -> None:
-    """Train a learner task by task, calibrate with every method on the same network, evaluate, report.
+    """Train a learner task by task, calibrate its networks with every method, evaluate and report.
 
-    Without arguments: letters, ER, all calibrators, about a minute. It ends with what was learned in three
-    sentences, a table by calibrator and the path of the report. If a run is interrupted, the same command resumes it.
+    Without arguments: letters, ER, all calibrators, about a minute. Prints three sentences on what was learned, a table
+    by calibrator and the path of the report. If a run is interrupted, the same command resumes it.
     """
     runs = study.runs()
     if job is not None:
@@ -59,7 +59,7 @@ def run(
 
 
 def run_here(job: Job, console: Screen, *, verbose: bool = False, browse: bool = False) -> ExitCode:
-    """One run in this process, or on all ranks of torchrun together, with its table and its page."""
+    """Execute one run in this process, or on all ranks of torchrun, and show its table and report."""
     from tcil.experiments.process.progress import ProgressDisplay
     from tcil.experiments.process.torchrun import torchrun
     from tcil.experiments.reporting.show import present
@@ -88,7 +88,7 @@ def run_here(job: Job, console: Screen, *, verbose: bool = False, browse: bool =
 
 
 def _cost(runs: list[RunSettings], training: TrainingOptions) -> Grid:
-    """What the runs would cost, each with its twin on all data."""
+    """The cost of the runs, each with its second training on all data."""
     from tcil.experiments.runs.results import StoredSettings
     from tcil.experiments.runs.store import RunFolder
     from tcil.experiments.scheduling.plan import Planned, Standing, plan

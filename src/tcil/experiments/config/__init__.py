@@ -1,1 +1,1 @@
-"""What defines a run."""
+"""The settings of a run, and the presets."""

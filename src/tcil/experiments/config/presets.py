@@ -1,4 +1,4 @@
-"""Settings to start from: the paper's for each of its datasets, and others that are small enough for one machine."""
+"""Presets: the paper's settings for each of its datasets, and smaller ones for a single machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHORT_TUNING = {
     "eeil": {"finetune_epochs": 10, "finetune_milestones": [4, 7]},
     "der": {"finetune_epochs": 10, "finetune_milestones": [5]},
 }
-_WA = {"restrict_head": True}  # as the original; a run whose settings do not say so was trained without it
+_WA = {"restrict_head": True}  # as in the original; runs whose settings lack this option were trained without it
 _SHORT_LEARNERS = {
     "eeil": {"learner_options": _SHORT_TUNING["eeil"]},
     "wa": {"learner_options": _WA},
@@ -29,8 +29,8 @@ _MANY_TASKS = {
 }  # fmt: skip
 
 _MINI = {
-    # As many exemplars a class at the end (20) and validation images a class (25) as the paper has or uses least.
-    # Without crops, thirty epochs are enough to memorise the exemplars, as the paper's 200 are with them.
+    # 20 exemplars per class at the end, as in the paper, and 25 validation images per class, the paper's smallest set.
+    # Without crops, thirty epochs are enough to memorise the exemplars, like the paper's 200 epochs with crops.
     "dataset": "cifar100", "classes": 20, "tasks": 5, "network": "small_resnet", "memory": 400,
     "validation": 100, "validation_pool": 200, "epochs": 30, "milestones": [15, 22], "lr": 0.05,
     "batch_size": 32, "crop": 0,
@@ -42,20 +42,21 @@ _PRETRAINED = {
     "validation_seed": "seed", "by_learner": {"wa": {"learner_options": _WA}},
 }  # fmt: skip
 
-# A preset may say more: under "by_learner", keys that replace its own for a learner; under "at_20_tasks", for 20 tasks.
-# "validation_seed": "seed" draws other validation images for each seed, as the authors do.
-DEFAULT_PRESET = "letters"  # of those who name neither a preset nor a dataset
+# A preset may have changes for a learner under "by_learner", and for 20 tasks under "at_20_tasks".
+# "validation_seed": "seed" draws different validation images for each seed, as the authors do.
+DEFAULT_PRESET = "letters"  # if neither a preset nor a dataset is given
 PRESETS: dict[str, dict[str, Any]] = {
     "letters": {
-        # The paper's 20 exemplars of a class at the end. The weight decay follows from the steps of a task: with the
-        # paper's schedules, the sum of lr * weight_decay / (1 - momentum) over them is 0.8 to 1.1. Here the five tasks
-        # have 25 and four times 38 steps an epoch, lr adds up to 1.055 over the epochs: 0.6 and 0.9, 0.8 on average.
+        # 20 exemplars per class at the end, as in the paper. The weight decay follows from the number of steps of a
+        # task: with the paper's schedules, the sum of lr * weight_decay / (1 - momentum) over the steps is 0.8 to 1.1.
+        # Here the first task has 25 steps per epoch and the other four 38, and lr adds up to 1.055 over the epochs:
+        # the sums are 0.6 and 0.9, 0.8 on average.
         "dataset": "letters", "network": "tiny_resnet", "tasks": 5, "memory": 400,
         "validation": 80, "validation_pool": 80, "epochs": 20, "milestones": [10, 15], "weight_decay": 2.2e-3,
         "validation_seed": "seed", "by_learner": _SHORT_LEARNERS,
     },
     "letters-large": {
-        # As above: 25 steps an epoch in the first task, 50 later, 0.5 and 1.0.
+        # By the same rule: 25 steps per epoch in the first task and 50 later, sums of 0.5 and 1.0.
         "dataset": "letters-large", "network": "tiny_resnet", "tasks": 10, "memory": 800,
         "validation": 80, "validation_pool": 80, "epochs": 20, "milestones": [10, 15], "weight_decay": 2e-3,
         "validation_seed": "seed", "by_learner": _SHORT_LEARNERS,
@@ -93,12 +94,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_MINI, "weight_decay": 2e-3, "validation_seed": "seed",  # as much decay in a task as the paper's cifar100
         "by_learner": _SHORT_LEARNERS,
     },
-    # Heads on frozen features of a pre-trained backbone: no images are trained on, and a minute is enough for a run.
+    # Heads on frozen features of a pre-trained backbone; a run takes about a minute.
     "cifar100-pretrained": {**_PRETRAINED, "dataset": "cifar100", "tasks": 10, "memory": 2000},
     "tiny-imagenet-pretrained": {
         **_PRETRAINED, "dataset": "tiny-imagenet", "tasks": 5, "memory": 400, "validation": 80, "validation_pool": 80,
     },
-    # cifar100-mini as it was in version 0.2.0: the runs in docs/results/runs and docs/results/beyond are of this one.
+    # cifar100-mini of version 0.2.0, used for the runs in docs/results/runs and docs/results/beyond.
     "cifar100-mini-0.2": {
         **_MINI, "weight_decay": 2e-4,
         "by_learner": {k: {"learner_options": v} for k, v in _SHORT_TUNING.items()},

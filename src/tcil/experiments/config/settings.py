@@ -1,4 +1,4 @@
-"""What defines a run; errors name the key, the value and the nearest name."""
+"""The settings of a run. Errors name the key, the value and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -28,81 +28,81 @@ from tcil.foundation.errors import invalid, nearest
 from tcil.foundation.extensions import code_named, consent
 
 FORMAT = 1  # of run folders; part of every run's key
-DATA_OPTIONS = ("image_side", "train_per_class", "test_per_class", "data_seed")  # of datasets; none by default
-# What early runs do not have, with its default.
+DATA_OPTIONS = ("image_side", "train_per_class", "test_per_class", "data_seed")  # of datasets; None by default
+# Settings that were added later, with their defaults.
 _LATER = {**dict.fromkeys(DATA_OPTIONS), "lr_shape": "steps", "precision": "fp32", "returning": 0}
-_OWN_WORDS = {"code": True}  # the context in which settings may name code to be imported
+_MAY_NAME_CODE = {"code": True}  # the context in which settings may name code to be imported
 Count = Annotated[int, Field(le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-TrainingSeed = Annotated[int, Field(ge=0, lt=10**15)]  # those of every task and purpose are made of it, within 64 bits
+TrainingSeed = Annotated[int, Field(ge=0, lt=10**15)]  # other seeds are derived from it, within 64 bits
 
 
 class RunSettings(BaseModel):
     """Everything that a training depends on. `key` is a hash of it; the same settings are the same run.
 
-    Names in it are imported by whoever trains. `package.module:name` is therefore refused here, wherever it comes from:
-    `build` and `own_settings` make settings of the user's own words, `stored_settings` of a file that they trust.
+    Names such as `package.module:name` are imported when a run is trained. They are therefore rejected here, unless the
+    settings come from the user (`build`, `own_settings`) or from a file that the user trusts (`stored_settings`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: str = Field("noisy-digits", description="see 'tcil datasets'")
     classes: Count | None = Field(None, ge=2, description="use only the first N classes of the order")
-    tasks: Count | tuple[Count, ...] = Field(5, description="how many equal tasks, or the size of each")
-    class_order_seed: Seed | None = Field(None, description="shuffles the order of classes; none: natural order")
+    tasks: Count | tuple[Count, ...] = Field(5, description="number of equal tasks, or the size of each")
+    class_order_seed: Seed | None = Field(None, description="seed of the class order; none: natural order")
     learner: str = Field("er", description="see 'tcil learners'")
     learner_options: dict[str, Any] = Field(default_factory=dict, description="options of the learner, by name")
     network: str = Field("small_cnn", description="see 'tcil networks'")
     optimizer: str = Field("sgd", description="sgd or adam")
     epochs: Count = Field(30, ge=1, description="epochs of each task")
     milestones: tuple[Annotated[Count, Field(ge=0)], ...] = Field(
-        (15, 22), description="epochs after which lr falls to a tenth"
+        (15, 22), description="epochs at which lr is divided by 10"
     )
-    lr: float = Field(0.1, gt=0, description="learning rate at the beginning of each task")
+    lr: float = Field(0.1, gt=0, description="initial learning rate of each task")
     weight_decay: float = Field(2e-4, ge=0, description="weight decay of the optimizer")
-    batch_size: Count = Field(32, ge=1, description="images of a training step")
-    crop: int | None = Field(None, ge=0, le=1024, description="pixels that crops move; none: as the dataset has it")
-    memory: Count = Field(60, ge=0, description="exemplars of all old classes together; 0 for ncm and ranpac")
-    validation: Count = Field(40, ge=0, description="validation images of a new task in all")
-    validation_pool: Count = Field(80, ge=0, description="held-out images of a new task in all, validation included")
+    batch_size: Count = Field(32, ge=1, description="images per training step")
+    crop: int | None = Field(None, ge=0, le=1024, description="padding of random crops; none: that of the dataset")
+    memory: Count = Field(60, ge=0, description="total number of exemplars; 0 for ncm and ranpac")
+    validation: Count = Field(40, ge=0, description="total number of validation images of a new task")
+    validation_pool: Count = Field(80, ge=0, description="total number of held-out images of a new task")
     reserve: float = Field(
         0.0,
         ge=0,
         le=10_000,
-        description="kept out of training: a share of the memory, or (from 1 on) images of a class",
+        description="data kept out of training: a share of the memory, or (from 1 on) images per class",
     )
-    seed: TrainingSeed = Field(1, description="training: initialisation, batches, augmentation, memory")
-    validation_seed: Seed = Field(1, ge=0, description="which images are held out; 'seed': as the seed")
+    seed: TrainingSeed = Field(1, description="seed of training: initialisation, batches, augmentation, memory")
+    validation_seed: Seed = Field(1, ge=0, description="seed of the held-out images; 'seed': the same as seed")
     image_side: int | None = Field(
-        None, ge=1, le=9999, description="pixels to which image-folder (none: 32) and tiny-imagenet (64) scale images"
+        None, ge=1, le=9999, description="image side in pixels for image-folder (none: 32) and tiny-imagenet (none: 64)"
     )
     lr_shape: Literal["steps", "cosine", "one-cycle"] = Field(
-        "steps", description="steps (at the milestones), cosine or one-cycle; fine-tuning always takes steps"
+        "steps", description="steps (at the milestones), cosine or one-cycle; fine-tuning always uses steps"
     )
     train_per_class: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="training images of each class that letters(-large) draws; none: 220",
+        description="training images per class of letters and letters-large; none: 220",
     )
     test_per_class: int | None = Field(
-        None, ge=1, le=100_000, description="test images of each class that it draws; none: 200, or 250 (large)"
+        None, ge=1, le=100_000, description="test images per class of letters (none: 200) and letters-large (none: 250)"
     )
-    data_seed: Seed | None = Field(None, ge=0, description="which images letters(-large) draw; none: 0")
-    returning: Count = Field(0, ge=0, description="old classes that come back with each task, with half their images")
-    precision: str = Field("fp32", description="of training steps: fp32, bf16 or fp16 (mixed, for GPUs)")
+    data_seed: Seed | None = Field(None, ge=0, description="seed of the images of letters and letters-large; none: 0")
+    returning: Count = Field(0, ge=0, description="old classes that occur again in each task, with half their images")
+    precision: str = Field("fp32", description="precision of training steps: fp32, bf16 or fp16 (mixed, for GPUs)")
 
     @model_validator(mode="before")
     @classmethod
     def _no_code(cls, values: Any, info: ValidationInfo) -> Any:
-        if isinstance(values, Mapping) and info.context is not _OWN_WORDS and (found := code_named(values)):
-            raise ValueError(f"settings that were read name code to be imported: {', '.join(found)}")
+        if isinstance(values, Mapping) and info.context is not _MAY_NAME_CODE and (imports := code_named(values)):
+            raise ValueError(f"settings that were read name code to be imported: {', '.join(imports)}")
         return values
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_flags(cls, value: Any) -> Any:
-        """true and false are no numbers, though Python counts them among these."""
+        """Reject true and false, which Python would accept as numbers."""
         if any(isinstance(part, bool) for part in (value if isinstance(value, (list, tuple)) else [value])):
             raise ValueError("numbers or names are expected, not true or false")
         return value
@@ -122,13 +122,13 @@ class RunSettings(BaseModel):
 
     @model_serializer(mode="wrap")
     def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without later settings that have their default: keys and files of earlier runs stay the same."""
+        """Omit settings that were added later and have their default, so that keys of earlier runs do not change."""
         record = dump(self)
         return {name: value for name, value in record.items() if name not in _LATER or value != _LATER[name]}
 
     @property
     def data_options(self) -> dict[str, int]:
-        """Options of the dataset that are given, as `load_dataset` takes them."""
+        """The given options of the dataset, as arguments of `load_dataset`."""
         return {name: value for name in DATA_OPTIONS if (value := getattr(self, name)) is not None}
 
     @property
@@ -137,7 +137,7 @@ class RunSettings(BaseModel):
         return key_of(self.model_dump(mode="json"))
 
     def on_all_data(self) -> RunSettings:
-        """The same training without a validation set, for Vanilla as the paper reports it."""
+        """The same training without a validation set, for the Vanilla row as in the paper."""
         return self.model_copy(update={"validation": 0, "validation_pool": 0, "reserve": 0.0})
 
     @property
@@ -154,23 +154,23 @@ def key_of(record: Mapping[str, Any]) -> str:
 
 
 def own_settings(values: Any) -> RunSettings:
-    """Settings in the user's own words: a job of their sweep, say. Never of a file that was found somewhere."""
-    return RunSettings.model_validate(values, context=_OWN_WORDS)
+    """Settings that the user gave, for instance in a job of a sweep. Never use it for a file of unknown origin."""
+    return RunSettings.model_validate(values, context=_MAY_NAME_CODE)
 
 
 def stored_settings(record: Any, file: Path, *, trust: bool, tell: Callable[[str], None]) -> RunSettings:
-    """The settings in a file of a run folder. Code that it names is refused, unless the user trusts the folder."""
+    """The settings in a file of a run folder; raises if they name code, unless the user trusts the folder."""
     if not isinstance(record, Mapping):
         raise invalid("run", f"{file} with {type(record).__name__}", "the settings of a run")
     consent(record, file, trust=trust, tell=tell)
     try:
-        return RunSettings.model_validate(record, context=_OWN_WORDS if trust else None)
+        return RunSettings.model_validate(record, context=_MAY_NAME_CODE if trust else None)
     except ValidationError as error:
         raise invalid("run", f"{file} ({explain(error)})", "settings as 'tcil run' stored them") from None
 
 
 def stored_key(record: Any) -> str | None:
-    """The key of the settings in a file; None for those of other tools. Nothing that they name is looked for."""
+    """The key of the settings in a file; None for those of other tools. Nothing is imported."""
     try:
         return own_settings(record).key
     except ValidationError:
@@ -178,7 +178,7 @@ def stored_key(record: Any) -> str | None:
 
 
 def build(values: Mapping[str, Any]) -> RunSettings:
-    """Settings from a preset (the dataset's own, or `preset`) and the values that replace its own."""
+    """Settings from a preset (`preset`, or that of the dataset) and the values that override it."""
     given = dict(values)
     for key in ("dataset", "learner", "preset"):
         if not isinstance(given.get(key, ""), str):
@@ -189,9 +189,9 @@ def build(values: Mapping[str, Any]) -> RunSettings:
         preset = named if named in PRESETS else "digits"
     merged = preset_values(preset, given.get("learner", "er"), given.get("tasks"))
     options = given.get("learner_options", {})
-    if isinstance(options, Mapping):  # options of the preset hold where the user names no other
+    if isinstance(options, Mapping):  # options of the preset apply unless the user overrides them
         preset_options = merged.get("learner_options", {})
-        # What the preset turns on and the user off is left out: settings from before there was the option lack it too.
+        # An option that the preset turns on and the user off is omitted, as in settings of versions without the option.
         off = {name for name in options if options[name] is False and preset_options.get(name) is True}
         given["learner_options"] = {k: v for k, v in {**preset_options, **options}.items() if k not in off}
     merged |= given
@@ -227,7 +227,7 @@ def explain(error: ValidationError) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in a message; Python itself refuses to write out some numbers."""
+    """A value as text for messages; Python cannot print very long numbers."""
     try:
         text = repr(value)
     except ValueError:
@@ -236,7 +236,7 @@ def shown(value: object) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Settings from a TOML file; lists under `seeds`, `learners` and `datasets` make a grid."""
+    """Settings from a TOML file; lists under `seeds`, `learners` and `datasets` form a grid."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -246,9 +246,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def expand(values: Mapping[str, Any], wins: Collection[str] = ()) -> list[RunSettings]:
-    """One run for each combination of `seeds`, `learners` and `datasets`, where these are given.
+    """One run for each combination of `seeds`, `learners` and `datasets`, if these are given.
 
-    A single value in `wins`, such as a `learner` that was given as a flag, replaces the list of a study file.
+    A single value named in `wins`, such as a `learner` given as a flag, replaces the list of a study file.
     """
     rest = {key: value for key, value in values.items() if key.removesuffix("s") not in wins or key in wins}
     grid = {name: rest.pop(f"{name}s") for name in ("dataset", "learner", "seed") if f"{name}s" in rest}

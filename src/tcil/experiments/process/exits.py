@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and what is said instead of a traceback. Nothing of an extra is imported here."""
+"""Exit codes and error messages of commands. This module does not import packages of extras."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tcil.foundation.files import replace_file
 
 
 class ExitCode(IntEnum):
-    """The exit codes of every command; the table in docs/scale-out.md says the same."""
+    """The exit codes of all commands; docs/scale-out.md has the same table."""
 
     DONE = 0
-    FAILED = 1  # a run went wrong while it was done
-    REFUSED = 2  # something is wrong with the command, its settings or the files it reads
-    STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, start it again
-    INTERRUPTED = 130  # by a second Ctrl-C, without waiting for the step
+    FAILED = 1  # a run failed
+    REFUSED = 2  # the command, its settings or its input files are invalid
+    STOPPED = 75  # EX_TEMPFAIL: stopped on request; run the same command again to resume
+    INTERRUPTED = 130  # by a second Ctrl-C, in the middle of a step
 
 
 class RunFailed(RuntimeError):
-    """A run went wrong while it was done; its cause is the error. What was stored before is whole."""
+    """A run failed; the error is its cause. Everything stored before is intact."""
 
 
 _EXTRAS = {
@@ -38,26 +38,26 @@ _EXTRAS = {
 }
 
 
-# What would move the cursor or change the terminal, were it printed; names may hold anything.
+# Control characters, which would move the cursor or change the terminal; names may contain them.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextmanager
 def answered(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Errors that a user can do something about as one message and an exit code; what is `passing` goes by."""
+    """Turn errors that users can fix into a message and an exit code; errors of the types in `passing` are raised."""
     try:
         yield
     except passing:
         raise
     except stopping.SecondInterrupt:
-        raise _ended(ExitCode.INTERRUPTED, "ended at once; what was stored before is whole") from None
+        raise _ended(ExitCode.INTERRUPTED, "stopped immediately; everything stored before is intact") from None
     except stopping.Stopped as reason:
         raise _ended(ExitCode.STOPPED, str(reason)) from None
     except KeyboardInterrupt as reason:
         raise _ended(ExitCode.STOPPED, _stopped_by(reason)) from None
     except Exception as error:
-        if interrupt := _in_chain(error, KeyboardInterrupt):  # a library made another error of it
+        if interrupt := _in_chain(error, KeyboardInterrupt):  # a library converted it to another error
             raise _ended(ExitCode.STOPPED, _stopped_by(interrupt)) from None
         if missing := missing_extra(error):
             raise _ended(ExitCode.REFUSED, missing, "error: ") from None
@@ -71,7 +71,7 @@ def answered(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
 
 
 def visible(text: str) -> str:
-    """The text with control codes made visible.
+    """The text with control characters made visible.
 
     >>> print(visible("\\x1b[2Jname"))
     \\x1b[2Jname
@@ -81,19 +81,19 @@ def visible(text: str) -> str:
 
 @contextmanager
 def visible_warnings() -> Iterator[None]:
-    """Warnings that nobody catches are printed with control codes made visible; libraries quote names in them."""
-    own = warnings.formatwarning
-    warnings.formatwarning = lambda *parts, **named: visible(own(*parts, **named))
+    """Print warnings with control characters made visible, since libraries quote names in them."""
+    original = warnings.formatwarning
+    warnings.formatwarning = lambda *parts, **named: visible(original(*parts, **named))
     try:
         yield
     finally:
-        warnings.formatwarning = own
+        warnings.formatwarning = original
 
 
 def missing_extra(error: BaseException) -> str:
-    """What to install, where the error is that a package of an extra is not there; else nothing."""
-    found = _in_chain(error, ModuleNotFoundError)
-    package = (found.name or "").partition(".")[0] if found is not None else ""
+    """What to install, if the error is that a package of an extra is missing; else an empty string."""
+    missing = _in_chain(error, ModuleNotFoundError)
+    package = (missing.name or "").partition(".")[0] if missing is not None else ""
     for extra, packages in _EXTRAS.items():
         if package in packages:
             advice = f"pip install 'tcil[{extra}]'"
@@ -102,7 +102,7 @@ def missing_extra(error: BaseException) -> str:
 
 
 def _usage_code(error: OSError) -> int:
-    """The code of an error about the command line that could not be printed; 0 where there is none."""
+    """The exit code of a command-line error that could not be printed; 0 if there is none."""
     code = getattr(error.__context__, "exit_code", 0)
     return code if isinstance(code, int) else 0
 
@@ -111,7 +111,7 @@ Kind = TypeVar("Kind", bound=BaseException)
 
 
 def _in_chain(error: BaseException | None, kind: type[Kind]) -> Kind | None:
-    """The error, or the one that led to it, of this kind."""
+    """The error of this type in the chain of causes; None if there is none."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, kind):
@@ -122,20 +122,20 @@ def _in_chain(error: BaseException | None, kind: type[Kind]) -> Kind | None:
 
 
 def _stopped_by(interrupt: KeyboardInterrupt) -> str:
-    return f"stopped by {interrupt.args[0] if interrupt.args else 'SIGINT'}; start the same command again"
+    return f"stopped by {interrupt.args[0] if interrupt.args else 'SIGINT'}; run the same command again"
 
 
 def _ended(code: ExitCode, text: str, mark: str = "") -> SystemExit:
     for line in text.splitlines():
         try:
             print(f"{mark}{visible(line)}", file=sys.stderr)
-        except OSError:  # nobody reads it; the code tells
+        except OSError:  # the stream is closed; the exit code remains
             break
     return SystemExit(int(code))
 
 
 def last_line(error: BaseException) -> str:
-    """The end of what an error says, which tells most."""
+    """The last line of an error's message, which is usually the most informative."""
     if missing := missing_extra(error):
         return missing
     if isinstance(error, RunFailed) and error.__cause__ is not None:
@@ -145,6 +145,6 @@ def last_line(error: BaseException) -> str:
 
 
 def note_error(folder: Path) -> None:
-    """The error that is being handled, in full, as FOLDER/error.txt."""
+    """Write the traceback of the current error to FOLDER/error.txt."""
     with contextlib.suppress(OSError):
         replace_file(folder / "error.txt", traceback.format_exc().encode(errors="backslashreplace"))

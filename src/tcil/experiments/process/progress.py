@@ -1,4 +1,4 @@
-"""How long work shows itself: a bar with the time left on a terminal, plain lines elsewhere; and logs."""
+"""Progress of long work: a bar with the remaining time on a terminal, plain lines elsewhere, and logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tcil.foundation.files import replace_file
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, for whoever shows it."""
+    """The progress of a run."""
 
     task: int
     n_tasks: int
@@ -59,7 +59,7 @@ class ProgressDisplay:
         self._bars.stop()
 
     def __call__(self, progress: Progress) -> None:
-        """Show where the run stands."""
+        """Show the progress of the run."""
         name = f"{self._title} task {progress.task + 1}/{progress.n_tasks} {progress.phase}"
         if self._console.is_terminal:
             key = (progress.task, progress.phase)
@@ -82,7 +82,7 @@ class CsvLog:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = inside(folder, "progress.csv")
-        if self._path.exists() and self._path.stat().st_nlink > 1:  # lines are added to a file of this folder only
+        if self._path.exists() and self._path.stat().st_nlink > 1:  # never append to a file outside of this folder
             replace_file(self._path, self._path.read_bytes())
 
     def __call__(self, progress: Progress) -> None:
@@ -98,7 +98,7 @@ class CsvLog:
 
 
 class TensorBoardLog:
-    """The loss by epoch for TensorBoard (the package `tensorboard` is needed)."""
+    """The loss by epoch for TensorBoard (requires the package `tensorboard`)."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter

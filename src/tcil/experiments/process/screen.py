@@ -1,4 +1,4 @@
-"""The terminal, or the file or pipe that stands for it: one console for all that is printed."""
+"""The console for all output, to a terminal, a file or a pipe."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rich.segment import Segment
 
 from tcil.experiments.process.exits import visible
 
-_WIDTH = 160  # in a file or a pipe nothing needs to be cut
+_WIDTH = 160  # of files and pipes
 
 
 class Screen(Console):
-    """Prints names and paths as they are: nothing in them is markup, an emoji or a control code.
+    """Prints names and paths literally, without markup, emoji or control characters.
 
-    When its reader has left (`tcil run | head -1`), or its file can hold no more, work goes on without it.
+    If the reader of a pipe exits (`tcil run | head -1`) or the disk is full, work continues without output.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -29,26 +29,26 @@ class Screen(Console):
             self.width = _WIDTH
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, unless nothing can be written any more."""
+        """Print, unless the output can no longer be written."""
         try:
             super().print(*objects, **options)
         except OSError as error:
             self._leave()
             with contextlib.suppress(OSError):
-                print(f"the output cannot be written ({error.strerror}): going on without it", file=sys.stderr)
+                print(f"cannot write the output ({error.strerror}): continuing without it", file=sys.stderr)
 
     def on_broken_pipe(self) -> None:
-        """Go on without output."""
+        """Continue without output."""
         self._leave()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is written, with control codes made visible."""
+        """The segments to write, with control characters made visible."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def _leave(self) -> None:
         self.quiet = True
-        with contextlib.suppress(OSError, ValueError):  # no file of the system stands behind it
+        with contextlib.suppress(OSError, ValueError):  # there is no file descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.file.fileno())
             os.close(nowhere)
@@ -56,7 +56,7 @@ class Screen(Console):
 
 @contextlib.contextmanager
 def plain_warnings(console: Screen) -> Iterator[None]:
-    """Warnings as one line without the place in the code."""
+    """Print warnings as one line, without their location in the code."""
     with warnings.catch_warnings():
 
         def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it finishes its step, saves, and exits with a code that says: start me again."""
+"""Signals that ask a run to stop: it finishes its step, saves, and exits with code 75; the same command resumes it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Stopped(Exception):
 
 
 class SecondInterrupt(KeyboardInterrupt):
-    """Ctrl-C once more: the user does not want to wait for the end of the step."""
+    """A second Ctrl-C: stop without waiting for the end of the step."""
 
 
 _received: signal.Signals | None = None
-_looks = 0  # how often this process has looked whether it was asked to stop
+_looks = 0  # how often this process has checked for a request to stop
 
 
 def request(number: int, frame: FrameType | None = None) -> None:
-    """Note that this process shall stop soon; what signal handlers call."""
+    """Request that this process stops soon; the signal handler."""
     global _received
     if _received is signal.SIGINT and number == signal.SIGINT:
         raise SecondInterrupt
@@ -39,20 +39,20 @@ def requested() -> bool:
 
 
 def check() -> None:
-    """Stop here, if this process was asked to."""
+    """Raise `Stopped` if this process was asked to stop."""
     if requested():
         assert _received is not None
         raise Stopped(f"stopped by {_received.name}; run the same command again to resume")
 
 
 def looks() -> int:
-    """How often this process has looked whether it shall stop, as it does after every step: a hung one does not."""
+    """How often this process has checked for a request to stop, as it does after every step unless it hangs."""
     return _looks
 
 
 @contextmanager
 def on_signals(*more: signal.Signals) -> Iterator[None]:
-    """Inside, SIGTERM, SIGUSR1 and SIGHUP (and `more`) are requests to stop; handlers are put back afterwards.
+    """Context in which SIGTERM, SIGUSR1, SIGHUP and `more` are requests to stop; handlers are restored on exit.
 
     Under nohup, SIGHUP stays ignored.
     """
@@ -69,9 +69,9 @@ def on_signals(*more: signal.Signals) -> Iterator[None]:
 
 
 def at_once() -> None:
-    """Outside of `on_signals`, these signals and Ctrl-C end the command where it is: there is no step to finish."""
+    """Let these signals and Ctrl-C end the command immediately outside of `on_signals`."""
     for number in (*SIGNALS, signal.SIGINT):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and background shells leave them
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background shells ignore some
             signal.signal(number, _interrupt)
 
 

@@ -1,4 +1,4 @@
-"""One run on all ranks that torchrun started."""
+"""Execute one run on all ranks that torchrun started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tcil.foundation.errors import invalid
 
 @contextmanager
 def torchrun(device: str) -> Iterator[str]:
-    """Under torchrun, one run on all its ranks: NCCL with a GPU for each, else gloo. Yields the rank's device."""
+    """Under torchrun, share one run among all ranks, with NCCL (one GPU each) or gloo. Yields the rank's device."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield device
         return
@@ -23,7 +23,7 @@ def torchrun(device: str) -> Iterator[str]:
     if on_gpu:
         local = int(os.environ["LOCAL_RANK"])
         if local >= torch.cuda.device_count():
-            raise invalid("nproc-per-node", f"rank {local}", f"at most {torch.cuda.device_count()}, the GPUs here")
+            raise invalid("nproc-per-node", f"rank {local}", f"at most {torch.cuda.device_count()}, one rank per GPU")
         torch.cuda.set_device(local)
         device = f"cuda:{local}"
     dist.init_process_group("nccl" if on_gpu else "gloo")

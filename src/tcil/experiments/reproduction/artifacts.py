@@ -1,4 +1,4 @@
-"""The paper's tables, figures and claims: what runs each needs, and how it is drawn from them beside the printed."""
+"""The paper's tables, figures and claims: the runs that each needs, and how it is drawn next to the printed one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHER_POLICIES = {f"t-cil-{policy}": policy for policy in POLICIES if policy != 
 
 @dataclass(frozen=True)
 class Need:
-    """A training that an artifact needs, with what must be computed on it."""
+    """A training that an artifact needs, and what must be computed on it."""
 
     settings: RunSettings
     calibrators: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Wanted:
-    """An experiment that an artifact draws, in the paper's own terms, and what it takes from it besides the tables."""
+    """An experiment that an artifact draws, in the paper's terms, and what it needs besides the tables."""
 
     dataset: str
     learner: str
@@ -59,7 +59,7 @@ class Artifact:
     notes: Sequence[str] = field(default=())
 
     def needs(self, editions: Sequence[Edition]) -> list[Need]:
-        """The trainings it needs in these editions."""
+        """The trainings that it needs in these editions."""
         needs = []
         for edition, one in itertools.product(editions, self.wanted):
             for seed in edition.seeds:
@@ -71,7 +71,7 @@ class Artifact:
 
 
 def all_needs(artifacts: Sequence[Artifact], editions: Sequence[Edition]) -> list[Need]:
-    """The trainings of several artifacts, each once, with everything that any of them wants of it."""
+    """The trainings of several artifacts, each once, with everything that any of them needs."""
     merged: dict[str, Need] = {}
     for need in (need for artifact in artifacts for need in artifact.needs(editions)):
         earlier = merged.get(need.settings.key)
@@ -101,7 +101,7 @@ def _our_name(calibrator: str) -> str:
 
 
 def _with_pact(rows: Sequence[paper.PaperRow]) -> list[paper.PaperRow]:
-    """The rows with one of PACT, of which the paper has no numbers, below each of T-CIL."""
+    """The rows, with one for PACT (without numbers of the paper) below each row of T-CIL."""
     more = []
     for row in rows:
         more.append(row)
@@ -133,7 +133,7 @@ def _variation(row: paper.PaperRow) -> Variation:
 
 
 def _paper_table(table: str) -> Callable[[FinishedRuns], Section]:
-    """Ours, the paper's, and the difference, for each dataset and edition."""
+    """A table of our results, the paper's and the difference, for each dataset and edition."""
 
     def render(finished: FinishedRuns) -> Section:
         grids, missing, unrun = [], [], []
@@ -200,27 +200,28 @@ def _against_paper(
 
 
 def _as_trained(finished: FinishedRuns, edition: Edition, row: paper.PaperRow) -> paper.PaperRow:
-    """Vanilla of the networks that there are, in an edition without second ones on all the data."""
+    """The row, for the networks with held-out validation images if the edition has none trained on all the data."""
     study = _our_study(finished, edition, row) if row.calibrator == ALL_DATA and not edition.full_data else None
     instead = study is not None and study.having(ALL_DATA) is None
     return row.model_copy(update={"calibrator": "vanilla"}) if instead else row
 
 
 def _memorised(studies: Sequence[Study | None]) -> list[str]:
-    """How well our networks know their exemplars and the test images: without the former no table is comparable."""
-    told: dict[str, str] = {}
+    """A note on the accuracy on exemplars and test images; results are comparable only if exemplars are memorised."""
+    by_learner: dict[str, str] = {}
     for study in studies:
         if study is not None and study.memorised is not None and study.having("vanilla") is not None:
             accuracy = percent(study.means("vanilla", "accuracy")).text()
             name = study.settings.learner.upper()
             if study.settings.validation is not None and len({s.settings.validation for s in studies if s}) > 1:
                 name += f" ({study.settings.validation} for validation)"
-            told.setdefault(name, f"{name} {100 * study.memorised:.1f} % (accuracy {accuracy} %)")
-    return [f"Memorised exemplars, predicted correctly, mean over tasks: {', '.join(told.values())}."] if told else []
+            by_learner.setdefault(name, f"{name} {100 * study.memorised:.1f} % (accuracy {accuracy} %)")
+    shown = ", ".join(by_learner.values())
+    return [f"Memorised exemplars, predicted correctly, mean over tasks: {shown}."] if shown else []
 
 
 def _protocols(rows: Sequence[paper.PaperRow], studies: Sequence[Study | None]) -> str:
-    """How many tasks and validation images the paper has, and ours."""
+    """A note on the numbers of tasks and validation images, in the paper and in our runs."""
     sizes = sorted({row.validation for row in rows if row.validation is not None})
     tasks = " or ".join(sorted({str(row.tasks) for row in rows}))
     told = f"The paper's: five seeds, 200 epochs a task, {tasks} tasks, {_either(sizes)} images a task for validation."
@@ -241,13 +242,13 @@ def _either(sizes: Sequence[int]) -> str:
 
 
 def _told(finished: FinishedRuns, edition: Edition, row: paper.PaperRow) -> Study | None:
-    """The seeds of a row's experiment that have its calibrator."""
+    """The study of a row's experiment, with the seeds that have its calibrator."""
     study = _our_study(finished, edition, row)
     return study.having(_our_name(row.calibrator)) if study is not None else None
 
 
 def _winners(finished: FinishedRuns, edition: Edition, rows: Sequence[paper.PaperRow]) -> dict[str, str | None]:
-    """By learner, the calibrator whose ECE is told from all others by paired intervals."""
+    """By learner, the calibrator whose ECE is significantly lower than all others by paired intervals."""
     winners: dict[str, str | None] = {}
     for learner in dict.fromkeys(row.learner for row in rows if row.table != "validation"):
         names = [_our_name(row.calibrator) for row in rows if row.learner == learner]
@@ -263,7 +264,7 @@ Draw = Callable[[Study], Picture | Chart | None]
 
 
 def _by_study(name: str, draw: Draw) -> Callable[[FinishedRuns], Section]:
-    """One picture for each dataset and learner that the figure wants, in each edition that has it."""
+    """One picture for each dataset and learner of the figure, in each edition that includes it."""
 
     def render(finished: FinishedRuns) -> Section:
         pictures, missing = [], []

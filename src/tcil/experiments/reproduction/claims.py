@@ -1,4 +1,4 @@
-"""The table of what the paper's text claims: as printed, as our runs say, and its percentages recomputed."""
+"""The table of the claims in the paper's text: as printed, in our runs, and with percentages recomputed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IN_WORDS = "in words only"
 
 
 def claims_grid(finished: FinishedRuns) -> Grid:
-    """One row per claim and edition, of runs with all their tasks; claims that no run tells stay empty and say so."""
+    """One row per claim and edition, from complete runs; claims without runs are marked as not run."""
     rows, finished = [], finished.whole()
     notes: dict[int, str] = {}
     for name, claim in paper.claims().items():
@@ -25,8 +25,8 @@ def claims_grid(finished: FinishedRuns) -> Grid:
         notes |= footnotes
         text = claim.text + "".join(f" [{number}]" for number in footnotes)
         answers = [(edition.name, check.ask(finished, edition)) for edition in finished.editions]
-        told = [pair for pair in answers if pair[1] is not None] or [("none", None)]
-        rows += [_row(text, printed, title, answer, check.rule) for title, answer in told]
+        available = [pair for pair in answers if pair[1] is not None] or [("none", None)]
+        rows += [_row(text, printed, title, answer, check.rule) for title, answer in available]
         if claim.compared is not None:
             reduction = claim.compared.reduction
             agrees = Agreement.YES if abs(reduction - claim.reduction) < 0.05 else Agreement.NO
@@ -38,7 +38,7 @@ def claims_grid(finished: FinishedRuns) -> Grid:
 
 
 def numbered(notes: Mapping[int, str]) -> list[str]:
-    """Footnotes in their order."""
+    """Footnotes in numerical order."""
     return [f"[{number}] {notes[number]}" for number in sorted(notes)]
 
 

@@ -1,4 +1,4 @@
-"""The paper's artifacts drawn from finished runs: on the terminal, as tables, and as one page. Needs no torch."""
+"""Draw the paper's artifacts from finished runs: on the terminal, as tables, and as one page. Does not need torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPRODUCED = (
 
 
 def draw(artifacts: Sequence[Artifact], finished: FinishedRuns, report: Path, console: Screen) -> list[Section]:
-    """Every artifact beside our runs of it, and those runs in full."""
+    """Draw every artifact next to our runs, and the runs in full."""
     sections = [artifact.render(finished) for artifact in artifacts]
     grids = [grid for section in sections for grid in section.tables]
     for grid in grids:
@@ -42,7 +42,7 @@ def draw(artifacts: Sequence[Artifact], finished: FinishedRuns, report: Path, co
 
 
 def _own_runs(artifacts: Sequence[Artifact], finished: FinishedRuns) -> list[Section]:
-    """Our runs of the main experiments in full, or where there are none, of those that vary a size."""
+    """Our runs of the main experiments in full or, if there are none, of those that vary a size."""
     wanted = [one for artifact in artifacts for one in artifact.wanted]
     runs = {
         run.settings.key: run

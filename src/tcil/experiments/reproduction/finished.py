@@ -1,4 +1,4 @@
-"""Finished runs, found by the settings that an experiment of the paper asks for."""
+"""Finished runs, looked up by the settings of the paper's experiments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tcil.experiments.runs.store import StoredRun
 
 
 def read_finished(folders: Sequence[Path]) -> dict[str, StoredRun]:
-    """Runs that are there, by the hash of their settings; drawable ones first, and those of earlier folders."""
+    """The runs in these folders by the hash of their settings; drawable runs and earlier folders take precedence."""
     runs: dict[str, StoredRun] = {}
     for folder in folders:
         for run in read_runs([folder]) if any_runs(folder) else []:
@@ -23,19 +23,19 @@ def read_finished(folders: Sequence[Path]) -> dict[str, StoredRun]:
 
 
 def drawable(run: StoredRun) -> bool:
-    """Whether a run has all that the paper tells of; rows of other calibrators may be missing."""
+    """Whether a run has all calibrators of the paper; others may be missing."""
     return run.is_complete(paper.CALIBRATORS)
 
 
 class FinishedRuns:
-    """Finished runs of some editions of the paper's experiments, found by their settings."""
+    """Finished runs of some editions of the paper's experiments, looked up by their settings."""
 
     def __init__(self, editions: Sequence[Edition], runs: Sequence[StoredRun]) -> None:
         self.editions = editions
         self._runs = {run.settings.key: run for run in runs}
 
     def study(self, edition: Edition, dataset: str, learner: str, variation: Variation = MAIN) -> Study | None:
-        """Whichever seeds of an experiment are finished; where some have more tasks than others, those."""
+        """The finished seeds of an experiment; if they have different numbers of tasks, those with the most."""
         asked = (edition.settings(dataset, learner, seed, variation) for seed in edition.seeds)
         runs = [self._runs[one.key] for one in asked if one is not None and one.key in self._runs]
         furthest = max((len(run.tasks) for run in runs), default=0)
@@ -43,11 +43,11 @@ class FinishedRuns:
         return Study(alike) if alike else None
 
     def whole(self) -> FinishedRuns:
-        """Without the runs that have not been taken to their last task."""
+        """Without the runs that stopped before their last task."""
         return FinishedRuns(self.editions, [run for run in self._runs.values() if run.result.until is None])
 
     def on(self, dataset: str, learner: str, variation: Variation = MAIN) -> Iterator[tuple[Edition, Study]]:
-        """The experiment in every edition that has it."""
+        """The experiment in every edition that includes it."""
         for edition in self.editions:
             study = self.study(edition, dataset, learner, variation)
             if study is not None:

@@ -1,4 +1,4 @@
-"""The paper's printed numbers (Hwang, Kim and Whang, CVPR 2025), to set beside ours; all in percent."""
+"""The paper's printed numbers (Hwang, Kim and Whang, CVPR 2025), for comparison with ours; all in percent."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CALIBRATORS = (
     "t-cil",
     "exemplar-ts",
     "optimal-ts",
-)  # all that it tells of
+)  # all calibrators of the paper
 MEMORY_SIZES = {"cifar100": (500, 1000, 1500, 2000), "tiny-imagenet": (1000, 2000, 3000, 4000)}
 VALIDATION_SIZES = (100, 300, 500, 700, 1000)
 
 Printed = tuple[float, float]  # mean and standard deviation over the paper's seeds
 Value = TypeVar("Value")
-Fixed = Annotated[Mapping[str, Value], AfterValidator(MappingProxyType)]  # nobody changes what the paper says
+Fixed = Annotated[Mapping[str, Value], AfterValidator(MappingProxyType)]  # read-only
 Numbers = Fixed[int | float | tuple[int | float, ...]]
 
 
@@ -38,9 +38,9 @@ class _Part(BaseModel):
 
 
 class PaperRow(_Part):
-    """One line of a table on one dataset: mean and standard deviation of each metric printed, None where it is n/a.
+    """One row of a table for one dataset: mean and standard deviation of each printed metric, None for n/a.
 
-    `validation` counts the new task's validation images; vanilla rows are trained on all the data and have None.
+    `validation` is the number of validation images of the new task; None for vanilla, which is trained on all the data.
     """
 
     table: str
@@ -59,7 +59,7 @@ class PaperRow(_Part):
 
 
 class RowKey(_Part):
-    """Where a number stands: what `find` takes."""
+    """The position of a number: the arguments of `find`."""
 
     table: str
     dataset: str
@@ -80,7 +80,7 @@ class Comparison(_Part):
 
     @property
     def reduction(self) -> float:
-        """By how many percent the metric is lower in the second, worked out from the printed rows."""
+        """The reduction of the metric from the first row to the second, in percent, from the printed rows."""
         before, after = (row.metrics[self.metric] for key in (self.start, self.end) if (row := key.find()) is not None)
         assert before is not None
         assert after is not None
@@ -88,9 +88,9 @@ class Comparison(_Part):
 
 
 class Claim(_Part):
-    """What the text says, where, and the numbers that it prints (`printed`, as words); `derived` is what we computed.
+    """A statement of the text, its location, and its numbers (`printed`: as text); `derived` are numbers we computed.
 
-    `compared` are the rows that a reduction is about; `reproduced_by` others that give the number printed.
+    `compared` are the rows that a reduction is about; `reproduced_by` are other rows that give the printed number.
     """
 
     text: str
@@ -110,7 +110,7 @@ class Claim(_Part):
 
 
 class Contradiction(_Part):
-    """Where the paper disagrees with itself or its code, and the tables and claims that it is about."""
+    """A contradiction in the paper or with its code, and the tables and claims that it concerns."""
 
     about: tuple[str, ...]
     text: str
@@ -123,7 +123,7 @@ class _Document(_Part):
 
 
 def rows(table: str | None = None) -> list[PaperRow]:
-    """The rows of a table in the paper's order, or of all.
+    """The rows of a table, or of all tables, in the paper's order.
 
     >>> len(rows("baselines")), len(rows())
     (18, 139)
@@ -143,7 +143,7 @@ def find(
     tasks: int | None = None,
     validation: int | None = None,
 ) -> PaperRow | None:
-    """The one row that answers; None where the paper has none. Tasks and validation matter only where given.
+    """The row with these properties; None if the paper has none. `tasks` and `validation` are optional.
 
     >>> find("grid", dataset="cifar100", learner="er", calibrator="t-cil").metrics["ece"]
     (5.74, 0.53)
@@ -162,7 +162,7 @@ def find(
 
 
 def claims() -> Mapping[str, Claim]:
-    """What the text says, by the name that we give it.
+    """The claims of the text, by a name of ours.
 
     >>> claims()["reduction_cifar100"].reduction
     65.2
@@ -171,12 +171,12 @@ def claims() -> Mapping[str, Claim]:
 
 
 def contradictions() -> list[str]:
-    """Where the paper disagrees with its own tables, or with its public code. Lines are those of its LaTeX source."""
+    """Contradictions between the paper's text, its tables and its public code. Lines are those of its LaTeX source."""
     return [one.text for one in _document().contradictions]
 
 
 def footnotes(about: str) -> dict[int, str]:
-    """The contradictions in a table on one dataset (`table:dataset`), or in a claim, by their number in the list.
+    """The contradictions in a table for one dataset (`table:dataset`), or in a claim, by their number in the list.
 
     >>> footnotes("compatibility:cifar100")[4][:43]
     "DER 'exhibits the highest calibration error"

@@ -85,7 +85,7 @@ def epsilon_gap(study: Study) -> Picture | None:
 
 
 def feature_space(study: Study) -> Picture | None:
-    """Exemplars before and after the push, on the two main axes of their features: two old and two new classes."""
+    """Exemplars before and after the perturbation, on the two main axes of their features: two old, two new classes."""
     projections = [(run.seed, run.analysis.projection) for run in study.runs if run.analysis is not None]
     seed, projection = next((pair for pair in projections if pair[1] is not None), (0, None))
     if projection is None:
@@ -102,7 +102,7 @@ def feature_space(study: Study) -> Picture | None:
                 rows = columns == column
                 axis.scatter(*points[rows].T, s=14, color=shade, label=titles[column], linewidths=0)
                 if title != "exemplars":
-                    # Twice: a wide white arrow below, so that points do not hide it.
+                    # Drawn twice: with a wide white arrow below, so that points do not hide it.
                     for tint, width in (("white", 4.5), (shade, 2.0)):
                         axis.annotate(
                             "", xy=after[rows].mean(0), xytext=before[rows].mean(0), zorder=5, arrowprops={
@@ -196,14 +196,14 @@ def against_size(of: Literal["memory", "validation"], studies: Sequence[Study]) 
 
 
 def _vanilla(studies: Sequence[Study]) -> dict[str, str]:
-    """Vanilla as in the paper, trained on all the data, where every run has it; else on what validation leaves."""
+    """Vanilla trained on all the data, as in the paper, if every run has it; else with validation images held out."""
     if all(study.vanilla == ALL_DATA for study in studies):
         return {ALL_DATA: "Vanilla (all data)"}
     return {"vanilla": "Vanilla (validation images held out)"}
 
 
 def _spread(studies: Sequence[Study], mark: str) -> str:
-    """What bands or bars show: the range over seeds, if there are several."""
+    """A note on bands or bars, which show the range over seeds, if there are several."""
     counts = sorted({len(study.runs) for study in studies})
     if counts == [1]:
         return "; one seed"

@@ -1,4 +1,4 @@
-"""tcil reproduce: plan and run what artifacts of the paper need, reuse what is there, and draw them."""
+"""`tcil reproduce`: plan and run what artifacts of the paper need, reuse finished runs, and draw them."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def reproduce(
     speed: Speed | None = None,
     compiled: bool = False,
 ) -> list[Section]:
-    """Run what the artifacts need and is not there, then draw them; `only` "plan" or "render" does one of the two.
+    """Run the missing trainings of the artifacts, then draw them; `only` "plan" or "render" does one part.
 
-    `until` takes every run to so many tasks, whatever the schedule says. `job`: only the run of this number in the
-    plan, and nothing is drawn. `speed`: the plan also says the hours at that speed. Where some training failed, the
-    rest is run and drawn all the same; then `RunFailed` says so.
+    `until` is the number of tasks of every run, regardless of the schedule. `job`: execute only the run with this
+    number in the plan, and draw nothing. `speed`: the plan also shows the hours at this speed. If a training fails, the
+    others are still run and drawn; then `RunFailed` is raised.
     """
     needs = all_needs(artifacts, editions)
     if until is not None:
@@ -82,7 +82,7 @@ def reproduce(
 
 
 def _planned(needs: Sequence[tuple[int, Need]], runs: Mapping[str, StoredRun]) -> list[Planned]:
-    """Every training that is needed, once, with its number and how far it is."""
+    """Every training that is needed, once, with its number and progress."""
     planned: dict[str, Planned] = {}
     for number, need in needs:
         run = runs.get(need.settings.key)
@@ -102,12 +102,12 @@ def _planned(needs: Sequence[tuple[int, Need]], runs: Mapping[str, StoredRun]) -
 
 
 def _far_enough(need: Need, run: StoredRun) -> bool:
-    """Whether a run has been taken to the last task that is needed of it."""
+    """Whether a run has reached the last task that is needed."""
     return run.result.until is None or (need.until is not None and len(run.tasks) >= need.until)
 
 
 def satisfied(need: Need, run: StoredRun | None) -> bool:
-    """Whether a finished run has all that is needed of it."""
+    """Whether a finished run has everything that is needed."""
     if run is None or not _far_enough(need, run):
         return False
     if not drawable(run) or (need.analysis and not is_current(run.analysis, run.tasks)):
@@ -127,10 +127,10 @@ def _run(
     backup: Path | None,
     compiled: bool,
 ) -> ExitCode:
-    """All trainings, through the same executors as a sweep's; what failed is listed and left out."""
+    """Run all trainings with the executors of a sweep; failed ones are listed and left out."""
     if not needs:
         return ExitCode.DONE
-    if resources.place is not Place.RAY:  # whose nodes may have data that this machine has not
+    if resources.place is not Place.RAY:  # Ray nodes may have data that this machine does not have
         for need in needs:
             read_once(need.settings.dataset, data, **need.settings.data_options)
     jobs = [

@@ -1,4 +1,4 @@
-"""How the paper's experiments are run: as printed, in fewer epochs, on smaller networks, or for tests."""
+"""Schedules of the paper's experiments: as printed, with fewer epochs, with smaller networks, or for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEARNERS = ("er", "eeil", "wa", "der")
 
 @dataclass(frozen=True)
 class Variation:
-    """What an experiment of the paper varies, in the paper's own numbers; None for what stays as it is."""
+    """What an experiment of the paper varies, in the paper's numbers; None for what does not vary."""
 
     many_tasks: bool = False
     memory: int | None = None
@@ -28,12 +28,12 @@ MAIN = Variation()  # the main experiments vary nothing
 class Edition:
     """One way of running an experiment of the paper.
 
-    `presets` says what stands for each of the paper's datasets; a dataset that is not named is not run. Sizes of the
-    memory and of the validation set that an experiment varies are multiplied by `memory_scale` and
-    `validation_scale`, and then nothing more is held out. `variations`: only these experiments (None: all).
-    `first_tasks`: how many tasks the runs of a learner are taken to; one that is not named has all. `own_order`: every
-    seed has its own class order and its own split. `full_data`: whether networks are trained a second time on all the
-    data, for Vanilla as the paper reports it. `left_out` says what the schedule does not run.
+    `presets` are the settings for each of the paper's datasets; other datasets are not run. If an experiment varies the
+    sizes of the memory or the validation set, they are multiplied by `memory_scale` and `validation_scale`, and only
+    the validation set is held out. `variations`: only these experiments (None: all). `first_tasks`: the number of tasks
+    to run for a learner; others run all. `own_order`: every seed has its own class order and split. `full_data`:
+    whether networks are trained a second time on all the data, for the Vanilla row as in the paper. `left_out`
+    describes what the schedule does not run.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Edition:
 
     @property
     def title(self) -> str:
-        """The name, and what it stands for."""
+        """The name and its details."""
         return f"{self.name} ({self.detail})"
 
     def settings(self, dataset: str, learner: str, seed: int, variation: Variation = MAIN) -> RunSettings | None:
-        """The run that stands for one of the paper's; None where this edition has none."""
+        """The settings for one run of the paper; None if this edition does not include it."""
         if dataset not in self.presets or learner not in self.learners:
             return None
         if self.variations is not None and variation not in self.variations:
@@ -76,13 +76,13 @@ class Edition:
         return build({**values, **self.changes})
 
 
-# How each task is trained in `compact`. Weight decay is such that its sum over a task, lr * weight_decay / (1 -
-# momentum) step by step, is the paper's. With 20 epochs: {"epochs": 20, "weight_decay": 1e-3, ...}.
+# How each task is trained in `compact`. The weight decay is chosen so that its sum over the steps of a task,
+# lr * weight_decay / (1 - momentum), is the paper's. With 20 epochs: {"epochs": 20, "weight_decay": 1e-3, ...}.
 COMPACT = {"epochs": 30, "weight_decay": 6.7e-4, "batch_size": 64, "crop": 0}
-# Learners whose runs are taken to these tasks in `compact`; `--tasks-until 10` takes them to the end.
+# The number of tasks for these learners in `compact`; `--tasks-until 10` completes them.
 COMPACT_FIRST_TASKS = {"eeil": 5, "wa": 5, "der": 5}
-# How each task is trained in `small`, as in the preset cifar100-mini, with weight decay by the same rule. It is half as
-# large for Tiny-ImageNet, whose batches in the paper are twice as large.
+# How each task is trained in `small`: as in the preset cifar100-mini, with weight decay by the same rule. It is half as
+# large for Tiny-ImageNet, where the paper's batches are twice as large.
 SMALL = {
     "network": "small_resnet", "epochs": 30, "lr": 0.05, "batch_size": 32, "weight_decay": 6.7e-4, "crop": 0,
 }  # fmt: skip
@@ -115,7 +115,7 @@ SCHEDULES: dict[str, tuple[Edition, ...]] = {
             learners=("er",), variations=(MAIN,),
         ),
     ),
-    # As in version 0.2.0: the stored runs that docs/results-short.md is written from.
+    # The schedule of version 0.2.0, used for the stored runs in docs/results-short.md.
     "short-0.2": (
         Edition(
             "cifar100-mini", "20 classes of CIFAR-100, small ResNet, 30 epochs", (1, 2, 3),
@@ -173,7 +173,7 @@ def editions(
     changes: Mapping[str, object] | None = None,
     full_data: bool | None = None,
 ) -> list[Edition]:
-    """The editions of a schedule, with other seeds or settings, and with or without second trainings, where given.
+    """The editions of a schedule, optionally with other seeds or settings, and with or without second trainings.
 
     >>> [edition.seeds for edition in editions("short")]
     [(1, 2, 3), (1,)]

@@ -1,4 +1,4 @@
-"""What a check answers, by what rule, and the register of all checks by claim."""
+"""The answer of a check, its rule, and the registry of all checks by claim."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Agreement(Option):
 
 @dataclass(frozen=True)
 class Answer:
-    """What our runs say to a claim; `all_run` where all that it is about was run, with `n` seeds."""
+    """The result of our runs for a claim; `all_run` if everything that it is about was run, with `n` seeds."""
 
     ours: str
     holds: bool
@@ -45,18 +45,18 @@ Ask = Callable[[FinishedRuns, Edition], Answer | None]
 
 @dataclass(frozen=True)
 class Check:
-    """The rule by which a claim counts as holding, and the function that asks our runs (None: not run)."""
+    """The rule by which a claim counts as holding, and the function that evaluates our runs (None: not run)."""
 
     rule: str
     ask: Ask
 
 
-# By the claim's name in paper.json. Claims without a check are premises and the protocol, which the presets carry.
+# By the claim's name in paper.json. Claims without a check are premises and the protocol, which is in the presets.
 CHECKS: dict[str, Check] = {}
 
 
 def check(claim: str, rule: str) -> Callable[[Ask], Ask]:
-    """Register what is decorated as the check of a claim."""
+    """Decorator that registers a function as the check of a claim."""
 
     def register(ask: Ask) -> Ask:
         CHECKS[claim] = Check(rule, ask)

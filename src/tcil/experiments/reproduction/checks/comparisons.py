@@ -92,7 +92,7 @@ check("der_is_worst_calibrated", "the highest vanilla ECE on both datasets")(_mo
 
 
 def _improves(datasets: Sequence[str], exceptions: Sequence[Pair], variation: Variation = MAIN) -> Ask:
-    """Whether T-CIL improves on vanilla for every learner and dataset but the exceptions, where it does not."""
+    """Whether T-CIL improves on vanilla for every learner and dataset except the exceptions, and not for those."""
 
     def ask(finished: FinishedRuns, edition: Edition) -> Answer | None:
         studies = studies_run(finished, edition, datasets, variation=variation)
@@ -149,17 +149,17 @@ def _perturb_ts_is_inconsistent(finished: FinishedRuns, edition: Edition) -> Ans
     if not studies:
         return None
     silent = [where(*pair) for pair in studies if pair not in ranges]
-    told = [
+    shown = [
         f"{where(*pair)} {error:.1f} (others {least:.1f} to {most:.1f})"
         for pair, (error, least, most) in ranges.items()
     ]
-    told += [f"no answer with {', '.join(silent)}"] if silent else []
+    shown += [f"no answer with {', '.join(silent)}"] if silent else []
     high = any(error > most for (dataset, _), (error, _, most) in ranges.items() if dataset == "cifar100")
     exceptions = [ranges[pair] for pair in (("tiny-imagenet", "eeil"), ("tiny-imagenet", "wa")) if pair in ranges]
     low = all(error < least for error, least, _ in exceptions)
-    every = all(("cifar100", learner) in ranges for learner in LEARNERS)  # else one without an answer may be the one
+    every = all(("cifar100", learner) in ranges for learner in LEARNERS)  # else a missing one could be the highest
     all_run = len(ranges) == len(BOTH) * len(LEARNERS)
-    return Answer("; ".join(told), high and low, n_seeds(list(studies.values())), all_run, high or every or not low)
+    return Answer("; ".join(shown), high and low, n_seeds(list(studies.values())), all_run, high or every or not low)
 
 
 @check("perturb_ts_fails_on_cifar10", "no answer after at least half of the tasks")

@@ -1,4 +1,4 @@
-"""Claims on what exemplars and the new task's data tell."""
+"""Claims about exemplars and the new task's data."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def _temperature_gap(finished: FinishedRuns, edition: Edition) -> Answer | None:
     )
 
 
-@check("exemplars_are_known_by_heart", "above 95 % with both")
-def _by_heart(finished: FinishedRuns, edition: Edition) -> Answer | None:
+@check("exemplars_are_memorised", "above 95 % with both")
+def _memorised_exemplars(finished: FinishedRuns, edition: Edition) -> Answer | None:
     studies = studies_run(finished, edition, ("cifar100",), ("er", "der"))
-    right = {
+    accuracies = {
         learner: 100 * float(np.mean([m.accuracy for run in study.runs if (m := run.tasks[-1].memory) and m.count]))
         for (_, learner), study in studies.items()
     }
-    if not right:
+    if not accuracies:
         return None
-    shown = ", ".join(f"{learner.upper()} {value:.1f} %" for learner, value in right.items())
-    return Answer(shown, min(right.values()) > 95, n_seeds(list(studies.values())), len(right) == 2)
+    shown = ", ".join(f"{learner.upper()} {value:.1f} %" for learner, value in accuracies.items())
+    return Answer(shown, min(accuracies.values()) > 95, n_seeds(list(studies.values())), len(accuracies) == 2)
 
 
 @check("exemplars_make_temperature_low", "below half of the optimal one with every seed")
@@ -72,7 +72,7 @@ def _exemplar_temperature(finished: FinishedRuns, edition: Edition) -> Answer | 
 
 
 def _limit(row: CalibratorRow | None) -> float | None:
-    """Where the temperature goes: 0 where all exemplars are right, although 1 is then kept in use."""
+    """The limit of the temperature: 0 if all exemplars are correct, although 1 is then used."""
     if row is None:
         return None
     return 0.0 if Verdict.ALL_CORRECT in row.verdicts else row.temperature
@@ -93,7 +93,7 @@ def _new_is_better(finished: FinishedRuns, edition: Edition) -> Answer | None:
 
 
 def _gaps(by_seed: Sequence[Sequence[OldAndNew | None]]) -> tuple[float, float] | None:
-    """By how many points new classes are above old ones, mean over seeds, in the middle and after the last task."""
+    """The difference between new and old classes in points, averaged over seeds, after the middle and the last task."""
     if not by_seed:
         return None
     n = len(by_seed[0])

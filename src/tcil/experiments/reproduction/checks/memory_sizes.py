@@ -1,4 +1,4 @@
-"""Claims on sizes of the memory."""
+"""Claims about the size of the memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tcil.experiments.reproduction.schedules import Edition, Variation
 
 
 def _memories(finished: FinishedRuns, edition: Edition, dataset: str) -> list[Study]:
-    """The studies with the sizes that were run, from the smallest, with the same seeds."""
+    """The studies of the sizes that were run, in increasing order, with the same seeds."""
     variations = [Variation(memory=size, validation=100) for size in paper.MEMORY_SIZES[dataset]]
     return varied(finished, edition, dataset, variations)
 
 
 def _validated_on(studies: Sequence[Study]) -> str:
-    """The size of the validation set, which is the least one of the paper and so is told beside T-CIL's error."""
+    """The size of the validation set, as text; it is the paper's smallest, so it is shown next to T-CIL's error."""
     return f" ({studies[0].settings.validation} images for validation)"
 
 

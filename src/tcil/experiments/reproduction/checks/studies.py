@@ -1,4 +1,4 @@
-"""What the checks share: the studies they compare, all with the same seeds, and means over them."""
+"""Shared by the checks: the studies that they compare, all with the same seeds, and means over them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RESERVED = Variation(reserve=0.25)
 
 
 def mean_of(study: Study, calibrator: str, metric: str = "ece") -> float | None:
-    """In percent, over tasks and seeds; None where a seed has none."""
+    """The mean over tasks and seeds, in percent; None if a seed has no value."""
     values = study.means(calibrator, metric)
     return None if None in values else 100 * float(np.mean([v for v in values if v is not None]))
 
 
 def expected(study: Study, calibrator: str, metric: str = "ece") -> float:
-    """The same where an answer is expected; nan, which no rule holds for, where a seed has none."""
+    """The same mean, but NaN if a seed has no value; no rule holds for NaN."""
     value = mean_of(study, calibrator, metric)
     return float("nan") if value is None else value
 
 
 def values_by_task(study: Study, calibrator: str, metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A metric by task, mean over seeds."""
+    """A metric by task, averaged over seeds."""
     rows = [
         [float("nan") if value is None else value for value in run.values(calibrator, metric)] for run in study.runs
     ]
@@ -60,28 +60,28 @@ def studies_run(
 
 
 def varied(finished: FinishedRuns, edition: Edition, dataset: str, variations: Sequence[Variation]) -> list[Study]:
-    """The variations of ER that were run, in their order, all with the same seeds."""
+    """The variations of ER that were run, in order, all with the same seeds."""
     studies = [finished.study(edition, dataset, "er", variation) for variation in variations]
     return same_seeds([study for study in studies if study is not None])
 
 
 def n_seeds(studies: Sequence[Study]) -> int:
-    """The seeds that every study has."""
+    """The number of seeds that every study has."""
     return min(len(study.runs) for study in studies)
 
 
 def where(dataset: str, learner: str) -> str:
-    """A learner and a dataset, as answers name them."""
+    """A learner and a dataset, as text."""
     return f"{learner.upper()} on {paper.DATASETS[dataset]}"
 
 
 def analyses_of(finished: FinishedRuns, edition: Edition) -> list[Analysis]:
-    """What `tcil.experiments.runs.analysis` left of ER on CIFAR-100, by seed."""
+    """The results of `tcil.experiments.runs.analysis` for ER on CIFAR-100, by seed."""
     study = finished.study(edition, "cifar100", "er")
     return [run.analysis for run in study.runs if run.analysis is not None] if study is not None else []
 
 
 def average(values: Iterator[float | None]) -> float | None:
-    """Over the values that are there; None where none is."""
+    """The mean of the values that are not None; None if there are none."""
     answers = [value for value in values if value is not None]
     return float(np.mean(answers)) if answers else None

@@ -1,4 +1,4 @@
-"""Claims on accuracy, and on what a validation set costs."""
+"""Claims about accuracy and the cost of a validation set."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _reserve_like_eeil(finished: FinishedRuns, edition: Edition) -> Answer | Non
 
 
 def _falls_with_validation_size(metric: str, least_is_enough: bool) -> Ask:
-    """Whether T-CIL's metric falls with every larger validation set; and whether the least one beats TS with it."""
+    """Whether T-CIL's metric falls with every larger validation set, and beats TS with the smallest one."""
 
     def ask(finished: FinishedRuns, edition: Edition) -> Answer | None:
         variations = [Variation(validation=size) for size in paper.VALIDATION_SIZES]
