@@ -55,6 +55,7 @@ copybutton_prompt_is_regexp = True
 autosummary_generate = True
 autosummary_ignore_module_all = False
 autodoc_typehints = "none"  # numpydoc's sections have them
+autodoc_mock_imports = ["avalanche", "lightning", "onnx", "onnxruntime", "onnxscript", "transformers"]  # not installed
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
 

@@ -295,7 +295,7 @@ def test_lowest_versions_are_tested_ones():
 def test_scale_out_numbers_are_those_of_the_stored_runs():
     import json
 
-    text = " ".join((ROOT / "docs" / "scale-out.md").read_text().split())
+    text = " ".join(" ".join((ROOT / "docs" / f"{page}.md").read_text().split()) for page in ("faults", "scale-out"))
     faults, sweep = (
         json.loads((ROOT / "docs" / "results" / name).read_text()) for name in ("faults.json", "sweep.json")
     )

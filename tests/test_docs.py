@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import pkgutil
 import re
 import runpy
 import shlex
@@ -23,6 +26,8 @@ PAGES = sorted(
     page for page in [ROOT / "README.md", *DOCS.rglob("*.md")] if not any(folder in page.parents for folder in BUILT)
 )
 FENCE = re.compile(r"^(?P<fence>`{3,}|:{3,})(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=fence)[ ]*$", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
+ENVIRONMENT = r"(?:[A-Z_]+=\S+ )*"  # before a command
 QUICK_EXAMPLES = {"plot_1_plain_loop", "plot_2_reliability_by_group", "plot_3_tcil_step_by_step"}
 EXAMPLES = sorted((ROOT / "examples" / "gallery").glob("plot_*.py"))
 
@@ -38,7 +43,17 @@ def blocks_of(page: Path, *languages: str) -> list[str]:
 
 
 def without_blocks(page: Path) -> str:
-    return re.sub(r"`[^`\n]*`", "", FENCE.sub(lambda m: "" if m["fence"][0] == "`" else m["body"], page.read_text()))
+    return re.sub(r"`[^`\n]*`", "", prose_of(page))
+
+
+def prose_of(page: Path) -> str:
+    """A page without its fenced blocks of code."""
+    return FENCE.sub(lambda m: "" if m["fence"][0] == "`" else m["body"], page.read_text())
+
+
+def inline_code_of(page: Path) -> list[str]:
+    """What stands between backticks in the text of a page, each on one line."""
+    return [" ".join(found.split()) for found in INLINE.findall(prose_of(page))]
 
 
 WITH_PYTHON = [page for page in PAGES if blocks_of(page, "python")]
@@ -54,6 +69,28 @@ class TestCode:
             compile(block, name_of(page), "exec")
             for name in re.findall(r"\btcil\.([A-Za-z]\w*)", block):
                 assert hasattr(tcil, name) or find_spec(f"tcil.{name}"), name
+
+    def test_names_in_the_text_are_there(self):
+        """`tcil.module.name` between backticks is a public module, a name of one, or a group of entry points."""
+        groups = {f"tcil.{kind}" for kind in ("backbones", "calibrators", "datasets", "learners", "networks")}
+        for page in PAGES:
+            for name in inline_code_of(page):
+                if not re.fullmatch(r"tcil(\.\w+)+(\(.*\))?", name) or (found := name.partition("(")[0]) in groups:
+                    continue
+                if module := re.match(r"tcil\.integrations\.(\w+)\.?(\w*)", found):  # not imported: needs its framework
+                    source = (ROOT / "src" / "tcil" / "integrations" / f"{module[1]}.py").read_text()
+                    assert f'"{module[2]}"' in source or not module[2], (page, name)
+                else:
+                    assert pkgutil.resolve_name(found), (page, name)
+
+    def test_files_in_the_text_are_there(self):
+        """Paths between backticks are of the repository, or in CONTRIBUTING.md of the package."""
+        folders = "tests|docs|examples|benchmarks|research|src|experiments|calibration|incremental|metrics|foundation"
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+            for path in inline_code_of(page):
+                if re.fullmatch(rf"({folders})/[\w/.-]+(::\w+)?", path) and "NAME" not in path:
+                    file = path.partition("::")[0]
+                    assert any((root / file).exists() for root in (ROOT, ROOT / "src" / "tcil")), (page, path)
 
     @pytest.mark.parametrize("page", RUNNING, ids=name_of)
     def test_python_runs(self, page, task, tmp_path, monkeypatch):
@@ -104,15 +141,52 @@ class TestCode:
 
 
 def command_lines() -> list[tuple[str, str]]:
-    """Every command of every page, continued lines joined, without comments."""
-    found = []
+    """Every command of every page: of fenced and indented blocks, continued lines joined, and between backticks.
+
+    Without comments. `tcil a | b` lists commands: it is two.
+    """
+    found = dict[tuple[str, str], None]()
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
-        for block in blocks_of(page, "", "bash", "console"):
-            for line in block.replace("\\\n", " ").splitlines():
-                words = re.sub(r"^([A-Z_]+=\S+ )*(torchrun [^|]* -m (?=tcil ))?", "", line.strip())
-                if re.match(r"(tcil|make|python|pip) ", words):
-                    found.append((name_of(page), words))
-    return found
+        blocks = "\n".join(blocks_of(page, "", "bash", "console")).replace("\\\n", " ").splitlines()
+        indented = re.findall(r"^    +(\S.*)$", prose_of(page), flags=re.MULTILINE)
+        for line in [*blocks, *indented, *inline_code_of(page)]:
+            words = re.sub(rf"^{ENVIRONMENT}(torchrun [^|]* -m (?=tcil ))?", "", line.strip())
+            if listed := re.match(r"tcil (\w+(?: \| \w+)+)(?: +#.*)?$", words):
+                found |= {(name_of(page), f"tcil {name}"): None for name in listed[1].split(" | ")}
+            elif re.match(r"(tcil|make|python|pip) ", words) and words != "python -m":
+                found[name_of(page), re.sub(r" \\?\| .*", "", words)] = None
+    return list(found)
+
+
+@functools.cache
+def commands_of_tcil() -> dict[str, set[str]]:
+    """The options of every command of the command line."""
+    from typer.main import get_command
+
+    from tcil.experiments.cli.app import app
+
+    return {
+        name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for name, command in get_command(app).commands.items()
+    }
+
+
+@functools.cache
+def names_of_options() -> dict[str, set[str]]:
+    """What an option can be given by name."""
+    from tcil.experiments.config.presets import PRESETS
+    from tcil.experiments.config.settings import RunSettings
+    from tcil.experiments.reproduction.schedules import SCHEDULES
+    from tcil.experiments.runs.catalogue import CATALOGUE
+    from tcil.incremental.learners.registry import LEARNERS
+
+    return {
+        "--preset": set(PRESETS),
+        "--schedule": set(SCHEDULES),
+        "--learner": set(LEARNERS),
+        "--calibrators": set(CATALOGUE),
+        "--set": set(RunSettings.model_fields),
+    }
 
 
 class TestCommands:
@@ -123,20 +197,22 @@ class TestCommands:
 
     @staticmethod
     def tcil(words: list[str]) -> None:
-        """Known to the command line, with its options; nothing is started."""
-        from typer.main import get_command
-
-        from tcil.experiments.cli.app import app
-
-        group = get_command(app)
-        words = words[: words.index("|")] if "|" in words else words
+        """Known to the command line, with its options and what they name; nothing is started."""
         if words[0].startswith("-"):
             return  # --help and the like, of the group itself
-        for name in [word for word in words if word.isidentifier()][1:] if "|" in words else []:
-            assert name in group.commands
-        chosen = group.commands[words[0]]
-        known = {name for parameter in chosen.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        assert {word for word in words[1:] if word.startswith("--")} <= known | {"--help"}
+        assert {word for word in words[1:] if word.startswith("--")} <= commands_of_tcil()[words[0]] | {"--help"}
+        for option, value in itertools.pairwise(words):
+            if option not in names_of_options():
+                continue
+            told = re.sub({"--set": r"[=.].*", "--calibrators": r"\[.*?\]"}.get(option, "$^"), "", value)
+            for name in told.split(","):
+                if ":" not in name and not name.isupper() and name != "...":  # the reader's own code, a placeholder
+                    assert name in names_of_options()[option], name
+
+    def test_an_option_that_is_not_there_is_found(self):
+        for line in ("run --presets x", "run --set epoch=3", "run --learner err", "sweep --calibrators ts,tcil", "fly"):
+            with pytest.raises((AssertionError, KeyError)):
+                self.tcil(line.split())
 
     @staticmethod
     def make(words: list[str]) -> None:
@@ -147,7 +223,8 @@ class TestCommands:
     def python(words: list[str]) -> None:
         if words[0] == "-m":
             path = ROOT / words[1].replace(".", "/")
-            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists() or words[1] == "tcil"
+            if not path.name.isupper():  # a placeholder
+                assert path.with_suffix(".py").exists() or (path / "__main__.py").exists() or words[1] == "tcil"
         elif words[0] == "-c":
             compile(words[1], "-c", "exec")
         else:
@@ -155,7 +232,9 @@ class TestCommands:
 
     @staticmethod
     def pip(words: list[str]) -> None:
-        assert words[:3] == ["install", "-c", "constraints.txt"]
+        assert words[0] == "install"
+        if not words[1].startswith("tcil[") and words[1] != "timm":  # what others may install without a clone of this
+            assert words[1:3] == ["-c", "constraints.txt"]
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         named = re.findall(r"\[([\w,]+)\]", " ".join(words))
         assert {name for group in named for name in group.split(",")} <= extras.keys()
@@ -185,6 +264,12 @@ class TestLinks:
             if anchor:
                 assert anchor in anchors_of(there), target
 
+    def test_pictures_have_words(self):
+        """An alternative text of more than a word or two."""
+        for page in PAGES:
+            for words in re.findall(r"!\[([^\]]*)\]\(", without_blocks(page)):
+                assert len(words.split()) >= 3, (page, words)
+
     def test_every_page_has_a_place_in_a_table_of_contents(self):
         """Pages that are written later stand among `all other pages` of the appendix."""
         named = {DOCS / "index.md"}
@@ -196,6 +281,13 @@ class TestLinks:
                     named |= set(folder.glob(f"{entry.lstrip('/')}.md"))
         assert {page for page in PAGES if page.parent not in (ROOT, DOCS)} <= named
 
+    def test_the_readme_is_read_in_two_minutes(self):
+        """At most 900 words of text and tables, without code, the targets of links and the rules of tables."""
+        text = re.sub(
+            r"\]\([^)]*\)|^\|[-:|]+\|$", "", FENCE.sub("", (ROOT / "README.md").read_text()), flags=re.MULTILINE
+        )
+        assert len(re.findall(r"[^\s|]+", text)) <= 900
+
     def test_long_pages_begin_with_a_summary(self):
         """More than three screens of 45 lines: before the first section there is a paragraph, not only a table."""
         for page in PAGES:
@@ -205,21 +297,46 @@ class TestLinks:
                 assert any(len(part) > 100 and part[0] not in "|!<" for part in opening), page
 
 
+class TestReference:
+    @pytest.mark.parametrize(
+        "module",
+        ["tcil", "tcil.metrics", "tcil.results", "tcil.options", "tcil.decisions", "tcil.networks", "tcil.extending"],
+    )
+    def test_has_every_public_name(self, module):
+        text = (DOCS / "api" / "index.md").read_text()
+        parts = re.split(r"^\.\. currentmodule:: (\S+)$", text, flags=re.MULTILINE)
+        listed = [
+            name
+            for part, entries in zip(parts[1::2], parts[2::2], strict=True)
+            if part == module
+            for name in re.findall(r"^   (\w+)$", entries, flags=re.MULTILINE)
+        ]
+        sections = {"__version__", "metrics", "networks"}  # modules have sections of their own
+        public = set(pkgutil.resolve_name(module).__all__) - sections
+        assert sorted(listed) == sorted(public)
+
+    def test_troubleshooting_has_every_verdict(self):
+        text = (DOCS / "start" / "troubleshooting.md").read_text()
+        assert {verdict.value for verdict in tcil.options.Verdict} - {"ok"} <= set(re.findall(r"`(\w+)`", text))
+
+
 class TestNumbers:
-    def test_of_the_readme(self):
+    @pytest.mark.parametrize("page", ["README.md", "docs/results/index.md"])
+    def test_of_the_authors_checkpoints(self, page):
         """The table of measured ECEs is what research/checkpoints.py wrote."""
         results = json.loads((DOCS / "results" / "official-checkpoints.json").read_text())["results"]
-        readme = (ROOT / "README.md").read_text()
-        (header,) = re.findall(r"^\| method \| (task .*) \|$", readme, flags=re.MULTILINE)
+        text = (ROOT / page).read_text()
+        (header,) = re.findall(r"^\| method \| (.*) \|$", text, flags=re.MULTILINE)
         keys = {
+            "all images": "ece",
             "mean": "ece",
             "noise floor": "noise_floor",
             "predicted old": "ece_predicted_old",
             "predicted new": "ece_predicted_new",
         }
-        assert keys.keys() < set(header.split(" | "))
+        assert {"noise floor", "predicted old", "predicted new"} < set(header.split(" | "))
         for name, by_task in results.items():
-            (row,) = re.findall(rf"^\| \**{re.escape(name)}\** \| (.*) \|$", readme, flags=re.MULTILINE)
+            (row,) = re.findall(rf"^\| \**{re.escape(name)}\** \| (.*) \|$", text, flags=re.MULTILINE)
             for column, cell in zip(header.split(" | "), row.split(" | "), strict=True):
                 task = column.removeprefix("task ")
                 if task in by_task:

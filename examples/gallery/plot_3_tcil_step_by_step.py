@@ -11,6 +11,8 @@ import numpy as np
 from letters_tasks import tasks
 
 import tcil
+
+# Internals, only to draw what happens inside: they may change without notice.
 from tcil.calibration.exemplars import open_exemplars
 from tcil.calibration.perturbed_exemplars import PerturbedExemplars
 
@@ -22,7 +24,7 @@ result = calibrator.result_
 # 1. The target
 # -------------
 # The validation set has new classes only. Its temperature is the target. It is too low for all classes together,
-# because the network knows its newest classes best.
+# because the network classifies its newest classes best.
 
 print(f"temperature of the validation set (target): {result.target_temperature:.2f}")
 
@@ -55,8 +57,8 @@ plt.show()
 # %%
 # 3. The search
 # -------------
-# As exemplars are pushed farther, the network's confidence in them falls and their temperature rises. The magnitude is
-# right when the *new* exemplars have the temperature of the validation set: then they are as hard as unseen images of
+# As exemplars are perturbed more, the network's confidence in them falls and their temperature rises. The magnitude is
+# found when the *new* exemplars have the temperature of the validation set: then they are as hard as unseen images of
 # the same classes. ``result_.trace`` has the magnitudes that were tried.
 
 curve = {magnitude: tcil.fit_temperature(of[is_new], columns[is_new]) for magnitude, of in logits.items()}
@@ -79,8 +81,8 @@ plt.show()
 # %%
 # 4. The temperature
 # ------------------
-# Push *all* exemplars that far, old and new, and fit one temperature on them. On the test set, compare it with the
-# target and with the temperature that the test labels themselves would choose.
+# Perturb *all* exemplars by that magnitude, old and new, and fit one temperature on them. On the test set, compare it
+# with the target and with the temperature that the test labels themselves would choose.
 
 classes = range(task.new_classes[-1] + 1)
 test_logits, test_labels = tcil.predict_logits(task.model, task.test, classes=classes)

@@ -86,12 +86,8 @@ def test_value_of_calibration_in_the_guide():
 
 def test_value_of_calibration_in_the_readme():
     claims = stored("value-checkpoints.json")["claims"]
-    readme = (GUIDE.parent.parent / "README.md").read_text()
-    for group in ("old", "new"):
-        cells = []
-        for name in ("vanilla", "ts", "t-cil", "pact"):
-            achieved, accepted = (
-                100 * claims[name]["mean"][f"risks/model_based/{group}/0.1/{key}"] for key in ("achieved", "coverage")
-            )
-            cells.append(f"{achieved:.1f} ({accepted:.0f})")
-        assert f"| images predicted as {group} classes | {' | '.join(cells)} |" in readme
+    readme = " ".join((GUIDE.parent.parent / "README.md").read_text().split())
+    vanilla, pact = (
+        f"{100 * claims[name]['mean']['risks/model_based/new/0.1/achieved']:.1f} %" for name in ("vanilla", "pact")
+    )
+    assert f"predicted as new classes have {vanilla} without calibration and {pact} with PACT" in readme
