@@ -13,8 +13,9 @@ from scipy.stats import binom
 
 from research.decisions.worlds import World
 from tcil.decisions import ConformalSets, RiskThreshold, SetScore
+from tcil.decisions.costs import ROUNDING
 from tcil.decisions.risk_tests import mixture_ends
-from tcil.decisions.sets import ROUNDING, scores_of
+from tcil.decisions.sets import scores_of
 
 Rows = npt.NDArray[np.int64]
 UNSEEN, MEMORY = "unseen", "memory"

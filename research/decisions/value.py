@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from research import ROOT
-from research.decisions.worlds import World, official_worlds
+from research.decisions.worlds import World, official_worlds, run_worlds
 from tcil.decisions import ConformalSets, RiskThreshold
 from tcil.experiments.reporting.collect import read_runs, studies
-from tcil.experiments.reporting.grids import terminal
-from tcil.experiments.reporting.tables import decisions
 from tcil.experiments.runs.decide import decision_figures
 from tcil.experiments.runs.entries import FinishedTask
 from tcil.foundation.files import replace_file
@@ -32,7 +29,8 @@ def run_on_checkpoints(cache: Path, data: Path, checkpoints: Sequence[int]) -> N
     record = {
         "command": "TCIL_DATA=DIR python -m research.decisions value --checkpoints " + " ".join(map(str, checkpoints)),
         "what": "authors' ER checkpoints, CIFAR-100, after each task; test images of the classes seen. Promises: "
-        f"{RESERVE} test images of each class are the reserve, the other {100 - RESERVE} the test, {SPLITS} draws",
+        f"{RESERVE} test images of each class are the reserve, the other {100 - RESERVE} the test, {SPLITS} draws."
+        " PACT-R is fitted with the validation images of the earlier checkpoints",
         "claims": _by_calibrator(worlds, _claims),
         "promises": _by_calibrator(worlds, _promises),
     }
@@ -42,22 +40,22 @@ def run_on_checkpoints(cache: Path, data: Path, checkpoints: Sequence[int]) -> N
 
 
 def run_on_runs(runs: Sequence[Path]) -> None:
-    """Run folders that `tcil calibrate` has brought up to date: claims, as `tcil run` reports them."""
+    """Finished runs of `tcil run --reserve`: the same, by learner. The reserve fits PACT-R and backs no promise."""
     found: dict[str, Any] = {}
+    names: list[str] = []
     for study in studies(read_runs(runs)):
-        for grid in decisions(study):
-            Console(width=140).print(terminal(grid))
-        for name in study.titles():
-            rows = [task.answer(name) for run in study.runs for task in run.tasks[1:]]
-            figures = [row.decisions for row in rows if row is not None and row.decisions is not None]
-            keys = [f"risks/model_based/{g}/{r}/{k}" for r in RISKS for g in ("old", "new") for k in _KEYS]
-            keys += [f"sets/model_based/{g}/{k}" for g in ("old", "new") for k in ("achieved", "size")]
-            found.setdefault(study.title, {})[name] = _means([{key: f.figure(key) for key in keys} for f in figures])
+        worlds = [world for run in study.runs for world in run_worlds(run.path)]
+        names += [run.path.name for run in study.runs]
+        found[study.title] = {"claims": _by_calibrator(worlds, _claims), "promises": _by_calibrator(worlds, _promises)}
+        print(study.title)
+        _show(found[study.title])
     record = {
         "command": "python -m research.decisions value RUNS",
-        "what": "means over tasks after the first, and over seeds",
-        "runs": sorted(path.name for path in runs),
-        "claims": found,
+        "what": f"by learner; means over tasks after the first and over seeds. Promises: {RESERVE} test images of each"
+        f" class are drawn {SPLITS} times, and the other test images are the test. PACT-R is fitted on the"
+        " runs' reserve, which backs no promise",
+        "runs": sorted(names),
+        "studies": found,
     }
     OUT.mkdir(parents=True, exist_ok=True)
     replace_file(OUT / "value-letters.json", (json.dumps(record, indent=1) + "\n").encode())

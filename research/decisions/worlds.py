@@ -5,7 +5,7 @@ A world is sampled with replacement, so that it is the whole truth: risks and co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,15 @@ import torch
 
 import tcil
 from research import official
-from tcil.experiments.config.settings import build
-from tcil.experiments.runs.catalogue import CATALOGUE
-from tcil.experiments.runs.entries import entry_of
+from tcil.experiments.config.settings import build, stored_settings
+from tcil.experiments.runs.entries import FinishedTask, entry_of
 from tcil.experiments.runs.evaluate import evaluate
 from tcil.experiments.runs.run import Run
+from tcil.experiments.runs.store import RunFolder
 from tcil.incremental.data.datasets import letters
 
-CALIBRATORS = tuple(name for name in ("vanilla", "ts", "t-cil", "pact", "pact-r") if name in CATALOGUE)
 PER_CLASS = 1000  # test images of a class of letters
 TASKS = (1, 2, 4)  # of five: 8, 12 and 20 classes
-EASY = 24  # grey levels of noise; letters have 72, with which networks are too weak for promises at 5 % risk
 Floats = npt.NDArray[np.float64]
 
 
@@ -79,7 +77,7 @@ def _normalised(probs: npt.NDArray[np.float32]) -> Floats:
     return own
 
 
-def letters_worlds(cache: Path, noise: int = letters.NOISE, seed: int = 1) -> list[World]:
+def letters_worlds(cache: Path, noise: int, seed: int = 1) -> list[World]:
     """ER on letters, trained once; then thousands of test images of every class. A few minutes, then from `cache`."""
     stem = f"letters-noise{noise}-seed{seed}"
     paths = [cache / f"{stem}-task{task}.npz" for task in TASKS]
@@ -88,43 +86,78 @@ def letters_worlds(cache: Path, noise: int = letters.NOISE, seed: int = 1) -> li
         run = Run(settings, cache / stem, dataset=letters.load(noise=noise))
         run.execute(["vanilla"])
         many = letters.load(test_per_class=PER_CLASS, noise=noise)
-        history: dict[str, Any] = {}
         with run.threads():
-            for task, memory, learner in run.walk():
-                finished = run.finished(task, memory, learner, history)
-                assert finished.model is not None
-                fitted: dict[str, Any] = {}
-                for name in CALIBRATORS:
-                    fitted[name] = entry_of(name).fit(replace(finished, remembered=history.get(name)))
-                    if fitted[name] is not None and fitted[name].history_ is not None:
-                        history[name] = fitted[name].history_
+            for task, memory, finished, fitted in _fitted_tasks(run, ("vanilla", "pact")):
                 if task.index in TASKS:
+                    assert finished.model is not None
                     logits = evaluate(finished.model, many, run.stream, task, memory)
                     path = paths[TASKS.index(task.index)]
                     world_of(path.stem, fitted, logits.test, logits.memory, finished.new_columns).save(path)
     return [World.load(path) for path in paths]
 
 
+def run_worlds(folder: Path) -> list[World]:
+    """The tasks after the first of a finished run with a reserve, with its test images; calibrators are fitted anew."""
+    stored = RunFolder(folder).read_settings()
+    if stored is None:
+        raise SystemExit(f"{folder} is no run folder")
+    settings = stored_settings(stored.record(), folder / "settings.json", trust=False, tell=print)
+    if not settings.reserve:
+        raise SystemExit(f"{folder} was trained without --reserve, which PACT-R needs")
+    run = Run(settings, folder)
+    worlds: list[World] = []
+    with run.threads():
+        for task, _, finished, fitted in _fitted_tasks(run, ("vanilla", "ts", "t-cil", "pact", "pact-r")):
+            test, memory = (
+                (finished.test_logits, finished.test_columns),
+                (finished.memory_logits, finished.memory_columns),
+            )
+            name = f"{folder.name} task {task.index}"
+            if task.index:
+                worlds.append(world_of(name, fitted, test, memory, finished.new_columns))
+    return worlds
+
+
+def _fitted_tasks(run: Run, names: Sequence[str]) -> Iterator[tuple[Any, Any, FinishedTask, dict[str, Any]]]:
+    """Every task of a trained run, with these calibrators fitted and their history handed on."""
+    history: dict[str, Any] = {}
+    for task, memory, learner in run.walk():
+        finished = run.finished(task, memory, learner, history)
+        fitted: dict[str, Any] = {}
+        for name in names:
+            fitted[name] = entry_of(name).fit(replace(finished, remembered=history.get(name)))
+            if fitted[name] is not None and fitted[name].history_ is not None:
+                history[name] = fitted[name].history_
+        yield task, memory, finished, fitted
+
+
 def official_worlds(cache: Path, data: Path, checkpoints: Sequence[int]) -> list[World]:
-    """The authors' checkpoints after these tasks, with the CIFAR-100 test images of the classes seen."""
+    """The authors' checkpoints after these tasks, with the CIFAR-100 test images of the classes seen.
+
+    PACT-R's reserve are the validation images of the earlier checkpoints: 10 images of each of their classes, which are
+    half of the old classes. No stored training set or memory has one of them.
+    """
     paths = {index: cache / f"official-task{index}.npz" for index in checkpoints}
     if not all(path.exists() for path in paths.values()):
-        history = None
+        history: Any = None
+        earlier: list[tuple[torch.Tensor, torch.Tensor]] = []
         for index in [index for index in official.CHECKPOINTS if index <= max(checkpoints)]:
             task = official.load(data, index)
             seen = range(task.seen)
-            valid = tcil.predict_logits(task.model, task.valid, classes=seen)
-            pact = tcil.PACT().fit(
-                task.model, task.memory, task.valid, task.new_classes, imbalance=task.imbalance, history=history
-            )
+            examples = (task.model, task.memory, task.valid, task.new_classes)
+            options: dict[str, Any] = {"imbalance": task.imbalance, "history": history}
+            pact = tcil.PACT().fit(*examples, **options)
             history = pact.history_
+            reserve: Any = tuple(torch.cat(parts) for parts in zip(*earlier, strict=True))
+            earlier.append(task.valid)
             if index not in paths:
                 continue
             fitted = {
                 "vanilla": None,
-                "ts": tcil.TemperatureScaling().fit(*valid),
-                "t-cil": tcil.TCIL().fit(task.model, task.memory, task.valid, task.new_classes),
+                "ts": tcil.TemperatureScaling().fit(*tcil.predict_logits(task.model, task.valid, classes=seen)),
+                "t-cil": tcil.TCIL().fit(*examples),
                 "pact": pact,
+                "pact-r": tcil.PACT().fit(*examples, **options, reserve=reserve),
             }
             test = tcil.predict_logits(task.model, task.test, classes=seen)
             memory = tcil.predict_logits(task.model, task.memory, classes=seen)

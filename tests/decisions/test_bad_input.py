@@ -159,7 +159,43 @@ def test_costs():
         cheapest_decision(PROBS, [[0, 1], [1, 0]])
 
 
+def test_asking_has_a_number_of_its_own():
+    asking = np.ones((3, 4))
+    with pytest.raises(ValueError, match="which is a class"):
+        cheapest_decision(PROBS, asking, ask=1)
+    with pytest.raises(ValueError, match="a whole number"):
+        cheapest_decision(PROBS, asking, ask="person")
+    assert cheapest_decision(PROBS, 1 - np.eye(3), ask=1).tolist() == [0, 1, 2, 1]  # nobody can be asked
+
+
+@pytest.mark.parametrize("rule", [RiskThreshold(mixture="as_sampled"), ConformalSets(by="marginal")], ids=repr)
+def test_values_that_are_no_numbers(rule):
+    for value in (np.nan, np.inf):
+        spoilt = PROBS.copy()
+        spoilt[0, 0] = value
+        with pytest.raises(ValueError, match="probs"):
+            rule.clone().fit(spoilt, LABELS)
+        with pytest.raises(ValueError, match="probs"):
+            rule.clone().fit(PROBS, LABELS).predict(spoilt)
+    for shape in (PROBS[0], PROBS[None]):
+        with pytest.raises(ValueError, match="probs"):
+            rule.clone().fit(shape, LABELS)
+
+
+def test_a_share_next_to_nothing_is_not_nothing():
+    """Shares sum to 1 but for rounding, and the smaller group still counts."""
+    rule = RiskThreshold(mixture={"old": 1.0, "new": 1e-10}).fit(PROBS, LABELS, [2])
+    assert rule.result_.groups == ("old", "new")
+
+
 def test_folds():
+    with pytest.raises(ValueError, match="a list of matrices"):
+        cross_conformal_sets(PROBS, LABELS, [0, 1, 0, 1], None, new_classes=None)
+    for penalty in (-1, float("nan"), "0.1"):
+        with pytest.raises(ValueError, match="penalty"):
+            cross_conformal_sets(PROBS, LABELS, [0, 1, 0, 1], [PROBS] * 2, new_classes=None, penalty=penalty)
+    with pytest.raises(ValueError, match="of every class of a group in every fold"):
+        cross_conformal_sets(PROBS, LABELS, [0, 1, 0, 1], [PROBS] * 2, new_classes=None, design="stratified")
     with pytest.raises(ValueError, match="folds of one size"):
         cross_conformal_sets(PROBS, LABELS, [0, 0, 0, 1], [PROBS, PROBS], new_classes=None)
     with pytest.raises(ValueError, match="0 to 1"):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from research.decisions import attacks
+from tcil import decisions
 from tcil.decisions import bounds
 
 
@@ -58,10 +60,11 @@ def test_bounds_on_means_hold_for_plain_errors_and_are_not_below_the_exact_ones(
     assert bounds.mean_lower(30 - counts, 30, 0.1, identical=identical) == pytest.approx(1 - upper)
 
 
-def test_smallest_number_without_errors_is_the_smallest():
-    for risk in (0.05, 0.1, 0.2, 0.5):
-        n = bounds.smallest_without_errors(risk, 0.1)
+def test_smallest_reserve_is_the_smallest():
+    for risk in (0.05, 0.1, 0.2, 0.45):
+        n = decisions.smallest_reserve(risk, 0.9, n_candidates=1)
         assert bounds.binomial_upper(0, n, 0.1) <= risk < bounds.binomial_upper(0, n - 1, 0.1)
+    assert decisions.smallest_reserve(1e-9, 0.9, n_candidates=1) > 2e9  # counted, not cut off
 
 
 def test_coverage_of_stratified_scores_is_the_integral_that_it_says():
@@ -81,6 +84,10 @@ def test_conformal_ranks():
         assert n % n_classes == 0
         assert bounds.conformal_rank(n, 0.1, n_classes) <= n
         assert bounds.conformal_rank(n - n_classes, 0.1, n_classes) > n - n_classes or n == n_classes
+    assert bounds.conformal_begins_at(1e-9) == 999_999_999  # found by bisection, not by counting
+    for n in (9, 19, 99, 1000, 4999):  # the edge: alpha = 1 / (n + 1)
+        assert bounds.conformal_rank(n, 1 / (n + 1)) == n == bounds.conformal_begins_at(1 / (n + 1))
+        assert bounds.conformal_rank(n, (1 - 1e-9) / (n + 1)) == n + 1
     # Never below what independent images need, and one class is the plain case or better.
     assert bounds.conformal_rank(100, 0.1, 1) == bounds.conformal_rank(100, 0.1)
 
@@ -101,3 +108,23 @@ def test_stratified_ranks_cover_where_classes_differ_as_much_as_they_can(n_class
     alike = coverage_of_classes(rank, each, lambda u: np.full(n_classes, u))
     assert min(apart, alike) >= 1 - alpha - 1e-3
     assert alike == pytest.approx(rank / 61, abs=2e-3)
+
+
+def test_hoeffding_compares_tails_on_his_side_of_the_mean_only():
+    """The condition of the theorem is needed: one count lower the comparison fails."""
+    right, wrong = attacks.hoeffding(True, tries=150), attacks.hoeffding_near_the_mean(tries=150)
+    assert right.tried > 500
+    assert right.held
+    assert not wrong.held
+
+
+@pytest.mark.parametrize(("n_classes", "each", "alpha"), [(2, 5, 0.2), (4, 5, 0.1), (16, 2, 0.1)])
+def test_stratified_ranks_cover_every_distribution_of_scores(n_classes, each, alpha):
+    """Over all chances with a given mean, not only over some families; and a rank lower would not do for the bound."""
+    assert attacks.stratified_rank(n_classes, each, alpha).held
+
+
+def test_the_usual_rank_falls_short_for_stratified_scores():
+    short = attacks.stratified_rank(2, 1, 2 / 3, naive=True)
+    assert not short.held
+    assert short.worst == pytest.approx(1 / 4)

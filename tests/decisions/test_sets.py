@@ -120,7 +120,7 @@ def test_too_few_images_put_every_class_into_the_set(drawn):
     assert (old.verdict, old.begins_at, old.coverage) == (DecisionVerdict.TOO_FEW_IMAGES, 9, 1.0)
     assert sets.predict(probs)[:, :8].all()
     assert not sets.predict(probs)[:, 8:].all()
-    assert "It begins at 9." in sets.result_.message
+    assert "Smallest number: 9 images." in sets.result_.message
 
 
 def test_kinds_go_in_and_come_out(drawn):
@@ -179,6 +179,19 @@ def test_cross_fitted_sets_are_those_of_the_obvious_version(drawn):
             smaller = sum(mine[j] < 1 - by_fold[folds[j]][i, label] - 1e-12 for j in np.flatnonzero(same))
             assert crossed.sets[i, label] == (smaller < 0.9 * 61)
     assert crossed.coverage_old == pytest.approx(1 - 0.2 - min(2 * (2 / 3) / 21, (1 - 3 / 60) / 4))
+
+
+def test_cross_fitting_on_stratified_images_promises_less():
+    probs = np.tile([[0.5, 0.3, 0.2]], (80, 1))
+    labels, folds = np.repeat([0, 1], 40), np.arange(80) % 2
+    given = (probs, labels, folds, [probs[:1]] * 2)
+    plain, stratified = (
+        decisions.cross_conformal_sets(*given, new_classes=[2], design=design)
+        for design in ("independent", "stratified")
+    )
+    assert (plain.sets == stratified.sets).all()
+    assert stratified.coverage_old == pytest.approx(1 - 2 * (0.1 * 81 - 1 + 2 * 2) / (80 + 2 * 2))
+    assert stratified.coverage_old < plain.coverage_old
 
 
 def test_cross_fitting_covers_what_it_promises(world):

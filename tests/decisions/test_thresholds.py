@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom
 
 from tcil import decisions
-from tcil.decisions import DecisionVerdict, ModelBasedThreshold, PromiseKind, RiskThreshold
+from tcil.decisions import DecisionVerdict, ModelBasedThreshold, PromiseKind, RiskThreshold, bounds
 
 NEW = range(8, 12)
 
@@ -77,7 +77,7 @@ def test_too_few_images_are_an_answer_that_says_where_it_begins(drawn):
     none = RiskThreshold(risk=0.05).fit(probs[some], labels[some], NEW).result_
     assert none.kind is PromiseKind.NONE
     assert none.verdicts[0] is DecisionVerdict.TOO_FEW_IMAGES
-    assert "it begins at 92" in none.message
+    assert "Smallest number, without a single error: 92 old and 92 new images." in none.message
     assert decisions.smallest_reserve(0.05) == 92
 
 
@@ -86,7 +86,7 @@ def test_too_many_errors_are_another_answer():
     labels = np.arange(400) % 2
     hopeless = RiskThreshold(risk=0.2, mixture="as_sampled").fit(probs, labels).result_
     assert hopeless.verdicts == (DecisionVerdict.NONE_FOUND,)
-    assert "more images would not help" in hopeless.message
+    assert "Estimate at the error rate of these images: no number is enough." in hopeless.message
     labels = (np.arange(400) % 6 == 0).astype(int)  # 17 % errors: a matter of more images
     short = RiskThreshold(risk=0.2, mixture="as_sampled").fit(probs, labels).result_
     likely = short.thresholds[0].likely_begins_at
@@ -96,6 +96,94 @@ def test_too_many_errors_are_another_answer():
         np.tile([0.6, 0.4], (2 * likely, 1)), (np.arange(2 * likely) % 6 == 0).astype(int)
     )
     assert many.result_.thresholds[0].exists
+
+
+def test_the_estimate_is_the_first_number_at_which_the_expected_errors_pass():
+    """Not a bisection to two per cent: one image fewer would not do."""
+    probs, labels = np.tile([0.6, 0.4], (120, 1)), (np.arange(120) % 6 == 0).astype(int)
+    rule = RiskThreshold(risk=0.2, mixture="as_sampled", candidates=[0.5])
+    likely = rule.fit(probs, labels).result_.thresholds[0].likely_begins_at
+    rate = (labels.sum() + 0.5) / 120.5
+
+    def bound(n):
+        return bounds.binomial_upper(rate * n, n * (rate + (120 - labels.sum()) / 120.5), 0.1)
+
+    assert bound(likely) <= 0.2 < bound(likely - 1)
+    assert rule.fit(probs, labels).result_.thresholds[0].likely_begins_at == likely
+
+
+def test_the_estimate_is_of_each_group_whatever_the_sizes_here():
+    """Ten times as many old images with the same error rate need no more than before: the number is of each group."""
+
+    def estimate(n_old, n_new):
+        probs = np.concatenate([np.tile([0.5, 0.3, 0.2], (n_old, 1)), np.tile([0.2, 0.3, 0.5], (n_new, 1))])
+        wrong = np.concatenate([np.arange(n_old) % 8 == 0, np.arange(n_new) % 8 == 0])
+        labels = np.where(np.arange(n_old + n_new) < n_old, np.where(wrong, 1, 0), np.where(wrong, 3, 2))
+        padded = np.concatenate([probs, np.zeros((len(probs), 1))], axis=1)
+        return RiskThreshold(risk=0.2, candidates=[0.3]).fit(padded, labels, [2, 3]).result_.thresholds[0]
+
+    both, more = estimate(40, 40), estimate(400, 40)
+    assert both.begins_at == more.begins_at == 11
+    assert 40 < more.likely_begins_at <= both.likely_begins_at < 400
+
+
+def test_numbers_of_a_stratified_reserve_are_whole_classes(world):
+    rows = np.concatenate([np.flatnonzero(world.columns == column)[:3] for column in range(12)])
+    found = RiskThreshold(risk=0.05, design="stratified").fit(world.probs["vanilla"][rows], world.columns[rows], NEW)
+    assert found.result_.steps == (8, 4)
+    assert found.result_.thresholds[0].begins_at == 106
+    assert found.result_.images_needed(106) == {"old": 112, "new": 108}
+    assert "without a single error: 112 old and 108 new images." in found.result_.message
+
+
+def test_numbers_name_the_groups_that_are_met(drawn):
+    probs, labels = drawn
+    new = np.isin(labels, NEW)
+    only = RiskThreshold(risk=0.01, mixture={"old": 0, "new": 1}).fit(probs[new], labels[new], NEW).result_
+    assert only.groups == ("new",)
+    assert f"{only.thresholds[0].begins_at} new images." in only.message
+    apart = (
+        RiskThreshold(risk=0.01, groups="predicted", mixture={"old": 0.6, "new": 0.4}).fit(probs, labels, NEW).result_
+    )
+    assert apart.message.count("Smallest number") == 2
+    assert len({found.begins_at for found in apart.thresholds}) == 2  # each predicted group has its own
+
+
+def test_a_bound_that_passed_is_at_most_the_risk(world):
+    """Holm's later steps have more of the error to spend: the bound is that of the step."""
+    tried, above = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3), 0
+    for seed in range(60):
+        rows = np.random.default_rng(seed).choice(len(world.columns), 250)
+        probs, labels = world.probs["vanilla"][rows], world.columns[rows]
+        found = (
+            RiskThreshold(risk=0.12, mixture="as_sampled", candidates=tried).fit(probs, labels).result_.thresholds[0]
+        )
+        if found.exists:
+            assert found.risk_bound <= 0.12
+            taken = probs.max(1) >= found.threshold
+            wrong = (probs.argmax(1) != labels)[taken].sum()
+            above += bounds.binomial_upper(wrong, taken.sum(), 0.1 / len(tried)) > 0.12
+    assert above, "no draw in which a later step of Holm's mattered"
+
+
+def test_the_first_candidate_does_not_depend_on_the_labels(world, drawn):
+    """One sample of what is met: how many of it are old is part of the data that is tested."""
+    probs, labels = drawn[0][:450], drawn[1][:450]
+    rule = RiskThreshold(risk=0.1, mixture="as_sampled", search="sequence")
+    few_new = np.where(np.arange(450) < 3, 9, labels % 8)
+    tried = {rule.fit(probs, given, NEW, reference=drawn[0][450:]).result_.n_candidates for given in (labels, few_new)}
+    assert len(tried) == 1
+
+
+def test_ties_are_decided_in_service_as_in_calibration():
+    """Quantised networks have equal probabilities: the first class is taken, whatever the number of columns."""
+    probs = np.full((64, 40), 1 / 40)
+    labels = np.zeros(64, int)
+    for top_k in (1, 3):
+        rule = RiskThreshold(risk=0.3, mixture="as_sampled", candidates=[0.0], top_k=top_k).fit(probs, labels)
+        assert rule.result_.thresholds[0].errors == 0
+        decided = rule.predict(probs).reshape(64, top_k)
+        assert (decided == np.arange(top_k)).all()
 
 
 def test_thresholds_apart_hold_for_what_is_predicted(world, drawn):

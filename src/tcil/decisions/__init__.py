@@ -5,7 +5,8 @@ A rule is fitted on probabilities, usually those of a calibrator, and says what 
 - `RiskThreshold`: accept a prediction or ask a person, so that errors among the accepted ones stay below a stated risk.
 - `ModelBasedThreshold`: the same without labelled images of old classes. No theorem backs it; it says by how much the
   confidence may be off.
-- `ConformalSets`: sets of classes that contain the true one with a stated probability, for old and new classes apart.
+- `ConformalSets`: sets of classes that contain the true one with a stated probability, separately for old and new
+  classes.
 - `cheapest_decision`: the decision of least expected cost.
 
 What can be promised, and what cannot, is in docs/decisions.md.

@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
-from scipy.special import bdtr, betainc, betaincinv, xlogy
+from scipy.special import bdtr, betainc, betainccinv, betaincinv, xlogy
 
 from tcil.foundation.arrays import Floats
 
@@ -24,7 +27,7 @@ def binomial_upper(errors: Numbers, n: Numbers, error: float) -> Floats:
     """
     k, n = np.broadcast_arrays(np.asarray(errors, np.float64), np.asarray(n, np.float64))
     safe = np.where(k < n, n - k, 1.0)
-    return np.where(k < n, betaincinv(k + 1.0, safe, 1.0 - error), 1.0)
+    return np.where(k < n, betainccinv(k + 1.0, safe, error), 1.0)
 
 
 def binomial_lower(successes: Numbers, n: Numbers, error: float) -> Floats:
@@ -71,7 +74,7 @@ def _hoeffding_bentkus(mean: Floats, n: Floats, risk: Floats, identical: bool) -
     hoeffding = np.exp(-n * np.nan_to_num(divergence, nan=0.0, posinf=np.inf))
     if not identical:
         return np.asarray(np.minimum(hoeffding, 1.0))
-    bentkus = np.e * bdtr(np.ceil(n * mean - 1e-9), n.astype(np.int64), np.clip(risk, 0.0, 1.0))
+    bentkus = np.e * bdtr(np.ceil(n * mean - 1e-9), np.rint(n).astype(np.int64), np.clip(risk, 0.0, 1.0))
     return np.asarray(np.minimum(np.minimum(hoeffding, bentkus), 1.0))
 
 
@@ -91,18 +94,6 @@ def stratified_lower(successes: Numbers, n: Numbers, error: float) -> Floats:
     return np.asarray(1.0 - stratified_upper(n - k, n, error))
 
 
-def smallest_without_errors(risk: float, error: float) -> int:
-    """The number of images, all correct, from which on the Clopper-Pearson bound is at most `risk`.
-
-    >>> smallest_without_errors(0.05, 0.1), smallest_without_errors(0.1, 0.1), smallest_without_errors(0.2, 0.1)
-    (45, 22, 11)
-    """
-    n = max(1, int(np.ceil(np.log(error) / np.log1p(-risk) - 1e-9)))
-    while binomial_upper(0, n, error) > risk:
-        n += 1
-    return n
-
-
 def conformal_rank(n: int, alpha: float, n_classes: int | None = None) -> int:
     """Which of `n` sorted scores is the threshold at coverage 1 - alpha; n + 1 where none is.
 
@@ -114,7 +105,7 @@ def conformal_rank(n: int, alpha: float, n_classes: int | None = None) -> int:
     (19, 19, 73, 74)
     """
     spare = 1 if n_classes is None else n_classes
-    rank = min(int(np.ceil((n + spare) * (1.0 - alpha) - 1e-9)), n + 1)
+    rank = min(_plain_rank(n + spare, alpha), n + 1)
     if n_classes is not None and n > 1:
         ranks = np.arange(1, n + 1)
         enough = np.flatnonzero(stratified_coverage(n, ranks) >= 1.0 - alpha)
@@ -138,13 +129,38 @@ def stratified_coverage(n: int, rank: Numbers) -> Floats:
 
 
 def conformal_begins_at(alpha: float, n_classes: int | None = None) -> int:
-    """The least number of scores with a threshold; with `n_classes`, a multiple of it.
+    """The smallest number of scores with a threshold; with `n_classes`, a multiple of it.
 
-    >>> conformal_begins_at(0.05), conformal_begins_at(0.1), conformal_begins_at(0.1, 10)
-    (19, 9, 20)
+    >>> conformal_begins_at(0.05), conformal_begins_at(0.1), conformal_begins_at(0.1, 10), conformal_begins_at(1e-6)
+    (19, 9, 20, 999999)
     """
     step = 1 if n_classes is None else n_classes
-    n = step
-    while conformal_rank(n, alpha, n_classes) > n:
-        n += step
-    return n
+
+    def enough(steps: int) -> bool:  # whether the largest score is a threshold
+        n = steps * step
+        stratified = n_classes is not None and n > 1 and float(stratified_coverage(n, n)) >= 1.0 - alpha
+        return stratified or _plain_rank(n + step, alpha) <= n
+
+    return step * smallest(enough)
+
+
+def _plain_rank(n: int, alpha: float) -> int:
+    """The smallest k with k / n >= 1 - alpha; the product may be rounded down."""
+    return n - math.floor(n * alpha * (1 + 4e-16))
+
+
+def smallest(enough: Callable[[int], bool], most: int = 1 << 53, start: int = 1) -> int:
+    """The smallest number from `start` on that is enough, if all larger ones are; `most` where none is.
+
+    >>> smallest(lambda n: n * n > 50)
+    8
+    """
+    low, high = start - 1, start
+    while not enough(high):
+        low, high = high, 2 * high
+        if high >= most:
+            return most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

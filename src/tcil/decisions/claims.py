@@ -1,4 +1,4 @@
-"""Thresholds without labelled images: what calibrated probabilities claim, and how wrong they may be."""
+"""Thresholds without labelled images: the risk that calibrated probabilities claim, and its sensitivity to bias."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GammaStep(Record):
     gamma : float
         By how much the accepted images' claimed risk may be too small.
     threshold : float
-        What keeps the wanted risk even then; infinity for none.
+        The threshold that keeps the wanted risk even then; infinity for none.
     coverage : float
         The share of images that are accepted.
 
@@ -53,7 +53,7 @@ class GammaStep(Record):
 
 @dataclass(frozen=True)
 class ClaimedThreshold(Record):
-    """A threshold for one predicted group, as far as the probabilities are right.
+    """A threshold for one predicted group, valid if the probabilities are calibrated.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class ClaimedThreshold(Record):
     n : int
         Images of the group.
     curve : tuple of GammaStep
-        Thresholds that allow for more.
+        Thresholds that allow for more bias.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class ClaimedThreshold(Record):
 
 @dataclass(frozen=True)
 class ModelBasedResult(Record):
-    """What thresholds promise as far as the probabilities are right.
+    """What thresholds promise if the probabilities are calibrated.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class ModelBasedResult(Record):
     thresholds : tuple of ClaimedThreshold
         One, or one for each predicted group.
     assumptions : tuple of str
-        All that the statement rests on.
+        The assumptions of the statement.
 
     Examples
     --------
@@ -142,11 +142,11 @@ class ModelBasedResult(Record):
 
 @dataclass(eq=False, kw_only=True)
 class ModelBasedThreshold(DecisionRule[ModelBasedResult]):
-    """Accept a prediction, or ask a person, by what the probabilities themselves claim. No theorem backs it.
+    """Accept a prediction, or ask a person, by the risk that the probabilities claim. No theorem backs it.
 
-    For a network that keeps learning this is all there is without unseen images of old classes. It takes unlabelled
-    images of what the rule will meet, and says how wrong the probabilities may be (`gamma`) before the risk is
-    exceeded. Use it with probabilities of a calibrator: uncalibrated networks claim far too little risk.
+    Use it where there are no unseen images of old classes. It takes unlabelled images of the kind that the rule will
+    meet, and says how over-confident the probabilities may be (`gamma`) before the risk is exceeded. Pass probabilities
+    of a calibrator: uncalibrated networks claim far too little risk.
 
     Parameters
     ----------

@@ -14,6 +14,7 @@ from tcil.foundation.arrays import ArrayLike, Floats, Ints, as_probabilities, as
 from tcil.foundation.errors import invalid
 
 Costs = tuple[tuple[float, ...], ...]
+ROUNDING = 1e-12  # scores of the same image may differ by this between batches
 
 
 def cheapest_decision(
@@ -51,6 +52,10 @@ def cheapest_decision(
     rows = as_probabilities(probs)
     names = class_names(rows.shape[1], classes)
     matrix = np.array(checked_costs(costs, rows.shape[1], asking=True))
+    if isinstance(ask, bool) or not isinstance(ask, int | np.integer):
+        raise invalid("ask", repr(ask), "a whole number")
+    if matrix.shape[1] > matrix.shape[0] and ask in names:
+        raise invalid("ask", f"{ask}, which is a class", "a number that is no label")
     labels = np.array([*names, ask])
     chosen = torch.from_numpy(labels[(rows @ matrix).argmin(axis=1)])
     return same_kind(chosen, probs)  # type: ignore[return-value]
@@ -70,11 +75,28 @@ def checked_costs(costs: Any, n_classes: int | None = None, *, asking: bool = Fa
     return tuple(tuple(float(cost) for cost in row) for row in matrix)
 
 
+def decide(probs: Tensor, top_k: int, costs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Columns that are decided for, (N, k), the likeliest first; and the score of each decision.
+
+    The score is one minus the loss that the probabilities expect, as a share of the largest cost. Of equally good
+    columns the first is taken, so that a rule decides in deployment as it did in calibration.
+    """
+    if costs is not None:
+        expected = probs @ costs
+        least = expected.min(dim=1, keepdim=True).values
+        chosen = (expected <= least + ROUNDING * costs.max()).long().argmax(dim=1, keepdim=True)
+        return chosen, 1.0 - least.squeeze(1) / costs.max()
+    if top_k == 1:
+        most, first = probs.max(dim=1, keepdim=True)
+        return first, most.squeeze(1)
+    ordered, order = torch.sort(probs, dim=1, descending=True, stable=True)
+    return order[:, :top_k], ordered[:, :top_k].sum(dim=1).clamp(max=1.0)
+
+
 class Action:
     """What is decided for an image, how sure it is, and what it loses: errors, errors among the top k, or costs.
 
-    Losses are within [0, 1]; with costs, as shares of the largest. The score is one less the loss that the
-    probabilities expect.
+    Losses are within [0, 1]; with costs, as shares of the largest.
     """
 
     def __init__(self, top_k: int, costs: Costs | None) -> None:
@@ -83,20 +105,18 @@ class Action:
         self.unit = 1.0 if self.costs is None else float(self.costs.max())
         self.zero_one = self.costs is None or set(np.unique(self.costs)) <= {0.0, self.unit}
 
+    def _decided(self, probs: Floats) -> tuple[Ints, Floats]:
+        costs = None if self.costs is None else torch.from_numpy(self.costs)
+        chosen, score = decide(torch.from_numpy(np.ascontiguousarray(probs)), self.top_k, costs)
+        return chosen.numpy(), score.numpy()
+
     def decided(self, probs: Floats) -> Ints:
         """Columns that are decided for, (N, k), the likeliest first."""
-        if self.costs is not None:
-            chosen: Ints = (probs @ self.costs).argmin(axis=1)[:, None]
-            return chosen
-        if self.top_k == 1:  # where two are equally likely, the same as everywhere else
-            return np.asarray(probs.argmax(axis=1)[:, None])
-        return np.argsort(-probs, axis=1, kind="stable")[:, : self.top_k]
+        return self._decided(probs)[0]
 
     def score(self, probs: Floats) -> Floats:
         """One less the expected loss of what is decided."""
-        if self.costs is not None:
-            return np.asarray(1.0 - (probs @ self.costs).min(axis=1) / self.unit)
-        return np.asarray(np.take_along_axis(probs, self.decided(probs), axis=1).sum(axis=1).clip(max=1.0))
+        return self._decided(probs)[1]
 
     def loss(self, probs: Floats, columns: Ints) -> Floats:
         """What is lost on each image, from 0 to 1."""
@@ -116,7 +136,7 @@ class AcceptHead(nn.Module):
 
     def __init__(self, action: Action, classes: Sequence[int], new: Bools, thresholds: tuple[float, float]) -> None:
         super().__init__()
-        self.top_k, self.unit = action.top_k, action.unit
+        self.top_k = action.top_k
         self.register_buffer("costs", None if action.costs is None else torch.from_numpy(action.costs))
         self.register_buffer("labels", torch.tensor(list(classes)))
         self.register_buffer("thresholds", torch.tensor(thresholds, dtype=torch.float64)[torch.from_numpy(new).long()])
@@ -126,12 +146,7 @@ class AcceptHead(nn.Module):
 
     def forward(self, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Labels (N,) or (N, k), and which images are accepted (N,)."""
-        if self.costs is not None:
-            expected, first = (probs @ self.costs).min(dim=1)
-            score, chosen = 1.0 - expected / self.unit, first[:, None]
-        else:
-            top, chosen = probs.topk(self.top_k, dim=1)
-            score = top.sum(dim=1).clamp(max=1.0)
-        accepted = score >= self.thresholds[chosen[:, 0]]
+        chosen, score = decide(probs, self.top_k, self.costs)
+        accepted = score >= self.thresholds[chosen[:, 0]] - ROUNDING
         decided = self.labels[chosen]
         return (decided if self.top_k > 1 else decided[:, 0]), accepted

@@ -6,7 +6,7 @@ from tcil.foundation.options import Option
 
 
 class PromiseKind(Option):
-    """On what grounds a promise stands.
+    """The grounds of a promise.
 
     Attributes
     ----------
@@ -17,16 +17,16 @@ class PromiseKind(Option):
     --------
     >>> from tcil.decisions import PromiseKind
     >>> PromiseKind.MODEL_BASED.meaning
-    'holds as far as the calibrated probabilities are right: no images back it'
+    'holds if the probabilities are calibrated; no labelled images back it'
     """
 
     FINITE_SAMPLE = "finite_sample", "a theorem for this many images, whatever the network and the distribution"
-    MODEL_BASED = "model_based", "holds as far as the calibrated probabilities are right: no images back it"
+    MODEL_BASED = "model_based", "holds if the probabilities are calibrated; no labelled images back it"
     NONE = "none", "no promise is made"
 
 
 class DecisionVerdict(Option):
-    """What a decision rule found out about its images.
+    """What `fit` found in the images.
 
     Attributes
     ----------
@@ -37,12 +37,12 @@ class DecisionVerdict(Option):
     --------
     >>> from tcil.decisions import DecisionVerdict
     >>> DecisionVerdict.TOO_FEW_IMAGES.meaning
-    'no rule can promise this with so few images: see begins_at'
+    'no rule can promise this with so few images; see begins_at'
     """
 
     OK = "ok", "the promise is made"
-    NONE_FOUND = "none_found", "enough images, but too many errors among them: no threshold keeps the promise"
-    TOO_FEW_IMAGES = "too_few_images", "no rule can promise this with so few images: see begins_at"
+    NONE_FOUND = "none_found", "too many errors among these images: no threshold keeps the promise"
+    TOO_FEW_IMAGES = "too_few_images", "no rule can promise this with so few images; see begins_at"
     ALL_CORRECT = (
         "all_correct",
         "every image of a group is classified correctly: if the network was trained on them, the promise is void",
@@ -69,7 +69,7 @@ class ThresholdGroups(Option):
 
 
 class Search(Option):
-    """How the threshold is searched, so that looking at several candidates costs nothing of the promise.
+    """How several candidate thresholds are tested, so that the promise holds for the one that is chosen.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class Design(Option):
 
 
 class SetScore(Option):
-    """The conformal score: how strange a label is for an image.
+    """The conformal score of a label: the larger, the worse it fits the image.
 
     Attributes
     ----------
@@ -121,10 +121,10 @@ class SetScore(Option):
     --------
     >>> from tcil.decisions import SetScore
     >>> SetScore.LAC.meaning
-    'one less the probability of the label: smallest sets on average (Sadinle et al. 2019)'
+    'one minus the probability of the label: smallest sets on average (Sadinle et al. 2019)'
     """
 
-    LAC = "lac", "one less the probability of the label: smallest sets on average (Sadinle et al. 2019)"
+    LAC = "lac", "one minus the probability of the label: smallest sets on average (Sadinle et al. 2019)"
     APS = "aps", "the probability of all labels up to this one, the likeliest first (Romano et al. 2020)"
     RAPS = "raps", "APS with a penalty on low ranks: no long tails (Angelopoulos et al. 2021)"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -14,18 +13,19 @@ from tcil.decisions.bounds import (
     binomial_upper,
     mean_lower,
     mean_upper,
+    smallest,
     stratified_lower,
     stratified_upper,
 )
 from tcil.decisions.promises import Design
-from tcil.foundation.arrays import Floats
+from tcil.foundation.arrays import Floats, Ints
 from tcil.foundation.errors import invalid
 
 OLD, NEW, ALL = "old", "new", "all"
 AS_SAMPLED = "as_sampled"
 Mixture = Mapping[str, float] | Sequence[Mapping[str, float]] | str | None
 Ends = tuple[tuple[float, float], ...]  # shares of old and new images at the ends of what is allowed
-_MOST = 1 << 24  # images: beyond this no promise is looked for
+_MOST = 1 << 40  # images: beyond this no promise is looked for
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,21 @@ class Rates:
         """How many are accepted."""
         return self.lost + self.kept
 
-    def scaled(self, by: float) -> Rates:
-        """The same rates from another number of images."""
-        return Rates(self.n * by, self.lost * by, self.kept * by)
+    def expected(self, n: float) -> Rates:
+        """What `n` images are expected to give if these are typical, with half an error added.
 
-    def at(self, place: int) -> Rates:
-        """One of the candidates."""
-        return Rates(self.n, self.lost[[place]], self.kept[[place]])
+        Without it, a candidate that accepts three images and no error would count as perfect.
+        """
+        by = n / (self.n + 0.5)
+        return Rates(n, (self.lost + 0.5) * by, self.kept * by)
+
+    def __add__(self, other: Rates) -> Rates:
+        """Both groups as one sample."""
+        return Rates(self.n + other.n, self.lost + other.lost, self.kept + other.kept)
+
+    def at(self, places: Ints) -> Rates:
+        """Some of the candidates."""
+        return Rates(self.n, self.lost[places], self.kept[places])
 
 
 ByGroup = Mapping[str, Rates]  # "old" and "new"
@@ -74,8 +82,7 @@ class RiskTest:
         promise is refused if one end refuses it, so that each end may use the whole error.
         """
         if self.ends is None:
-            old, new = rates[OLD], rates[NEW]
-            return self._own(Rates(old.n + new.n, old.lost + new.lost, old.kept + new.kept), error)
+            return self._own(rates[OLD] + rates[NEW], error)
         bounds = [self._at(end, rates, region, error) for end in self.ends]
         return np.asarray(np.max(bounds, axis=0))
 
@@ -88,8 +95,8 @@ class RiskTest:
 
     def _at(self, end: tuple[float, float], rates: ByGroup, region: str, error: float) -> Floats:
         """The risk in one mixture: it rises with every rate of loss, and falls with every rate of success."""
-        if 1.0 in end:
-            return self._own(rates[OLD if end[0] == 1.0 else NEW], error)
+        if 0.0 in end:
+            return self._own(rates[OLD if end[1] == 0.0 else NEW], error)
         upper, lower = _bounds_of(self.design, self.zero_one)
         kept_of = [group for group in (OLD, NEW) if region in (ALL, group) or not self.no_crossing]
         each = error / (2 + len(kept_of))
@@ -127,43 +134,43 @@ class RiskTest:
         return found
 
     def likely_begins_at(self, rates: ByGroup, region: str, error: float) -> int | None:
-        """Images of the smaller group that would do if more are lost as often as these; None if none would."""
+        """An estimate: images of each group that would do if more are lost as often as these; None if none would.
 
-        def enough(by: float) -> bool:
-            more = {group: rate.scaled(by) for group, rate in rates.items()}
+        It is the smallest number at which the best candidate passes with the counts that `Rates.expected` gives.
+        """
+        groups: dict[str, Rates] = {group: rate for group, rate in rates.items() if self.met(group)}
+        if self.ends is None:
+            groups = {OLD: rates[OLD] + rates[NEW]}
+        none = Rates(0, np.zeros_like(rates[OLD].lost), np.zeros_like(rates[OLD].lost))
+
+        one = {group: groups[group].expected(1) if group in groups else none for group in (OLD, NEW)}
+        in_the_end = np.max([_share(lost, kept) for lost, kept in self._mixed(one)], axis=0)  # what bounds tend to
+        hopeful = np.flatnonzero(in_the_end < self.risk)
+        if not len(hopeful):
+            return None
+        one = {group: rate.at(hopeful) for group, rate in one.items()}
+
+        def enough(n: int) -> bool:
+            more = {group: Rates(n * rate.n, n * rate.lost, n * rate.kept) for group, rate in one.items()}
             return bool((self.bound(more, region, error) <= self.risk).any())
 
-        least = min(rate.n for group, rate in rates.items() if self.met(group) and rate.n)
-        low, high = 1.0, 1000.0
-        if not enough(high):
-            return None
-        while high > 1.02 * low:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        return math.ceil(high * least)
+        found = smallest(enough, _MOST, begins_at(self, region, error))
+        return None if found == _MOST else found
 
 
 @lru_cache(maxsize=4096)
 def begins_at(test: RiskTest, region: str, error: float) -> int:
-    """The least number of images of each group, all accepted and correct, with which a promise exists."""
+    """The smallest number of images of each group, all accepted and correct, with which a promise exists."""
 
     def enough(n: int) -> bool:
         none, all_of_them = np.zeros(1), np.full(1, float(n))
-        best = {group: Rates(n, none, all_of_them if region in (ALL, group) else none) for group in (OLD, NEW)}
+        inside = [group for group in (OLD, NEW) if region in (ALL, group) or not test.no_crossing]
+        best = {group: Rates(n, none, all_of_them if group in inside else none) for group in (OLD, NEW)}
         if test.ends is None:
-            best[OLD] = Rates(0, none, none)
+            best = {OLD: Rates(n, none, all_of_them), NEW: Rates(0, none, none)}
         return bool(test.bound(best, region, error)[0] <= test.risk)
 
-    high = 1
-    while not enough(high):
-        high *= 2
-        if high > _MOST:
-            return _MOST
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return smallest(enough)
 
 
 def _bounds_of(design: Design, zero_one: bool) -> tuple[Callable[..., Floats], Callable[..., Floats]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tcil.decisions.bounds import conformal_begins_at, conformal_rank
+from tcil.decisions.costs import ROUNDING
 from tcil.decisions.promises import DecisionVerdict, Design, PromiseKind, SetGroups, SetScore
 from tcil.decisions.rules import (
     Bools,
@@ -27,7 +28,6 @@ from tcil.foundation.errors import invalid
 from tcil.foundation.records import Record
 
 OLD, NEW, ALL = "old", "new", "all"
-ROUNDING = 1e-12  # scores of the same image may differ by this between batches
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class SetThreshold(Record):
     coverage : float
         The least coverage that is promised for images of this group; 1 where every label is always in the set.
     coverage_most : float or None
-        The largest that is to be expected, if no two scores are equal; None for stratified images.
+        The largest expected coverage if no two scores are equal and sets may be empty; None for stratified images.
     begins_at : int
-        Images of the group from which on there is a threshold.
+        The smallest number of images of the group with which there is a threshold.
     verdict : DecisionVerdict
         Whether there were enough.
 
@@ -79,18 +79,19 @@ class ConformalResult(Record):
     kind : PromiseKind
         Always a finite-sample promise.
     verdicts : tuple of DecisionVerdict
-        What was found out about the images.
+        What `fit` found in the images.
     thresholds : tuple of SetThreshold
         One for each group that coverage is promised for.
     assumptions : tuple of str
-        All that the promise rests on.
+        The assumptions of the promise.
 
     Examples
     --------
     >>> from tcil import decisions
     >>> sets = decisions.ConformalSets(alpha=0.1, by="marginal").fit([[0.9, 0.1]] * 5, [0] * 5)
     >>> print(sets.result_.message)
-    No threshold at 90 % coverage for all images with 5 images: every set has all their classes. It begins at 9.
+    No threshold at 90 % coverage for all images with 5 images: every set contains all their classes.
+    Smallest number: 9 images.
     """
 
     alpha: float
@@ -109,7 +110,7 @@ class ConformalResult(Record):
             if found.verdict is DecisionVerdict.TOO_FEW_IMAGES:
                 told.append(
                     f"No threshold at {100 - 100 * self.alpha:g} % coverage for {images} with {found.n} images:"
-                    f" every set has all their classes. It begins at {found.begins_at}."
+                    f" every set contains all their classes. Smallest number: {found.begins_at:,} images."
                 )
             else:
                 told.append(f"Coverage of at least {100 - 100 * self.alpha:g} % for {images}, from {found.n} images.")
@@ -118,17 +119,17 @@ class ConformalResult(Record):
 
 @dataclass(eq=False, kw_only=True)
 class ConformalSets(DecisionRule[ConformalResult]):
-    """Sets of classes that contain the true one with a stated probability, whatever the network is worth.
+    """Sets of classes that contain the true one with a stated probability, with any network and calibrator.
 
-    A better network, or a better calibrator, gives smaller sets; the coverage is kept with any. With `by="group"` it is
-    kept for images of old classes and for images of new classes, and so under any mixture of the two.
+    A better network or calibrator gives smaller sets. With `by="group"`, coverage holds for images of old classes and
+    for images of new classes, and so under any mixture of the two.
 
     Parameters
     ----------
     alpha : float
         The true class may be missing from this share of the sets.
     score : {"lac", "aps", "raps"}
-        How strange a label is for an image.
+        The score of a label: the larger, the worse it fits the image.
     by : {"group", "marginal", "class", "new"}
         For which images coverage is promised.
     design : {"independent", "stratified"}
@@ -136,7 +137,7 @@ class ConformalSets(DecisionRule[ConformalResult]):
     penalty, free_ranks : float, int
         Of RAPS: what is added for each rank after the first `free_ranks`. Choose them without the images of `fit`.
     allow_empty : bool
-        Whether a set may be empty. Otherwise the likeliest class is always in it, which only adds coverage.
+        Whether a set may be empty. Otherwise every set contains the likeliest class, which only adds coverage.
 
     Attributes
     ----------
@@ -178,9 +179,7 @@ class ConformalSets(DecisionRule[ConformalResult]):
         self.score, self.by = SetScore.parse(self.score, "score"), SetGroups.parse(self.by, "by")
         self.design = Design.parse(self.design, "design")
         self.free_ranks = whole_number(self.free_ranks, "free_ranks", 0)
-        number = isinstance(self.penalty, int | float) and not isinstance(self.penalty, bool)
-        if not number or not 0 <= self.penalty < math.inf:
-            raise invalid("penalty", repr(self.penalty), "a number of 0 or more")
+        self.penalty = checked_penalty(self.penalty)
         if not isinstance(self.allow_empty, bool):
             raise invalid("allow_empty", repr(self.allow_empty), "True or False")
 
@@ -314,6 +313,14 @@ class ConformalSets(DecisionRule[ConformalResult]):
             raise ValueError("a threshold that is no number")
 
 
+def checked_penalty(penalty: Any) -> float:
+    """The penalty of RAPS: a number of 0 or more."""
+    number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
+    if not number or not 0 <= penalty < math.inf:
+        raise invalid("penalty", repr(penalty), "a number of 0 or more")
+    return float(penalty)
+
+
 class _SetHead(nn.Module):
     """From probabilities to sets, for export."""
 
@@ -333,7 +340,7 @@ class _SetHead(nn.Module):
 
 
 def scores_of(probs: Tensor, score: SetScore, penalty: float, free_ranks: int) -> Tensor:
-    """How strange each label is for each image, (N, K)."""
+    """The score of each label for each image, (N, K); the larger, the worse it fits."""
     if score is SetScore.LAC:
         return 1.0 - probs
     ordered, order = torch.sort(probs, dim=1, descending=True, stable=True)

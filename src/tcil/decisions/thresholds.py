@@ -1,9 +1,9 @@
-"""Thresholds with a stated risk: accept where the score is high enough, so that accepted images are rarely lost.
+"""Thresholds with a stated risk: accept predictions with a high score, so that few accepted ones are errors.
 
-The theory is in docs/decisions.md. In short: at a threshold that was fixed beforehand, the errors among the accepted
-images of a true group are binomial, which gives exact (Clopper-Pearson) bounds. What the groups' own rates say of a
-mixture follows by arithmetic, since the risk of a mixture rises with every rate of loss and falls with every rate of
-success. Several candidate thresholds are tested as in Learn then Test (Angelopoulos et al. 2022).
+The proofs are in docs/decisions.md. In short: at a threshold that was fixed beforehand, the errors among the accepted
+images of a true group are binomial, which gives exact (Clopper-Pearson) bounds. Bounds for a mixture follow, because
+its risk rises with every rate of errors and falls with every rate of correct predictions. Several candidate thresholds
+are tested as in Learn then Test (Angelopoulos et al. 2022).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from tcil.decisions.costs import AcceptHead, Action, Costs, checked_costs
+from tcil.decisions.costs import ROUNDING, AcceptHead, Action, Costs, checked_costs
 from tcil.decisions.promises import DecisionVerdict, Design, PromiseKind, Search, ThresholdGroups
-from tcil.decisions.risk_tests import ALL, NEW, OLD, Mixture, Rates, RiskTest, begins_at, mixture_ends
+from tcil.decisions.risk_tests import ALL, NEW, OLD, Ends, Mixture, Rates, RiskTest, begins_at, mixture_ends
 from tcil.decisions.rules import (
     Bools,
     DecisionRule,
@@ -37,7 +37,7 @@ from tcil.foundation.records import Record
 # Fixed before any image is seen: confidences at even steps of the log-odds, for networks of any temperature.
 DEFAULT_CANDIDATES = tuple(1 / (1 + math.exp(-x)) for x in (14, 10, 8, 6, 5, 4, 3, 2, 1, 0, -1))
 _N_REFERENCE = 12  # candidates that are taken from reference images
-_MANY = 30  # correct images in a row that are odd enough to be told
+_MANY = 30  # correct images without an error that are suspicious
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,14 @@ class GroupThreshold(Record):
     risk_estimate : float or None
         The risk as estimated; of a range of mixtures, the largest.
     risk_bound : float
-        The bound that is at most the wanted risk; 1 where there is none.
+        The upper bound that passed the test, at most the wanted risk; 1 where none did. The promise is the wanted risk:
+        this bound alone does not allow for the search among candidates.
     begins_at : int
-        Images of each group from which on a promise can exist at all: if all are accepted and correct.
+        The smallest number of images of each group with which a threshold can exist: all accepted, and no error. With
+        mixture "as_sampled", of all images together.
     likely_begins_at : int or None
-        The same if further images are lost as often as these; None if more images would not help.
+        An estimate of the same at the error rates of these images, with half an error added for each group; None if no
+        number of images is enough, and where there is a threshold.
 
     Examples
     --------
@@ -106,22 +109,28 @@ class RiskThresholdResult(Record):
     kind : PromiseKind
         The grounds; "none" where no threshold exists.
     verdicts : tuple of DecisionVerdict
-        What was found out about the images.
+        What `fit` found in the images.
     thresholds : tuple of GroupThreshold
         One, or one for each predicted group.
     n_old, n_new : int
         Calibration images of each true group.
     n_candidates : int
         Thresholds that were tested for each group.
+    groups : tuple of str
+        The true groups that images are needed of: "old" and "new", one of them, or "all" for a single sample.
+    steps : tuple of int
+        Their sizes are multiples of this: the classes of each group for a stratified draw, otherwise 1.
     assumptions : tuple of str
-        All that the promise rests on.
+        The assumptions of the promise.
 
     Examples
     --------
     >>> from tcil import decisions
     >>> rule = decisions.RiskThreshold(risk=0.05, mixture="as_sampled").fit([[0.9, 0.1]] * 20, [0] * 20)
     >>> print(rule.result_.message)
-    No threshold keeps a risk of 5 % at confidence 90 % with 20 images; it begins at 92.
+    No threshold keeps a risk of 5 % at confidence 90 % with 20 images.
+    Smallest number, without a single error: 92 images.
+    Estimate at the error rate of these images: 385 images.
     """
 
     risk: float
@@ -132,11 +141,32 @@ class RiskThresholdResult(Record):
     n_old: int
     n_new: int
     n_candidates: int
+    groups: tuple[str, ...]
+    steps: tuple[int, ...]
     assumptions: tuple[str, ...]
+
+    def images_needed(self, n: int) -> dict[str, int]:
+        """The number of images of each group, `n` rounded up to whole classes for a stratified draw.
+
+        Parameters
+        ----------
+        n : int
+            `begins_at` or `likely_begins_at` of a threshold.
+
+        Returns
+        -------
+        dict of str to int
+            By true group, or of "all" images for a single sample.
+        """
+        return {group: step * math.ceil(n / step) for group, step in zip(self.groups, self.steps, strict=True)}
+
+    def _words(self, n: int) -> str:
+        sizes = self.images_needed(n).items()
+        return " and ".join(f"{size:,}" if group == ALL else f"{size:,} {group}" for group, size in sizes) + " images"
 
     @property
     def message(self) -> str:
-        """The answer in words."""
+        """The answer in words; where there is no threshold, with the number of images that it takes."""
         sentences = []
         for found in self.thresholds:
             of = "" if found.group == ALL else f" for images predicted as {found.group}"
@@ -148,14 +178,11 @@ class RiskThresholdResult(Record):
                 continue
             both = self.n_old and self.n_new
             have = f"{self.n_old} old and {self.n_new} new images" if both else f"{self.n_old + self.n_new} images"
-            if found.verdict is DecisionVerdict.TOO_FEW_IMAGES:
-                sentences.append(f"No threshold keeps {asked} with {have}; it begins at {found.begins_at}.")
-            elif found.likely_begins_at is None:
-                sentences.append(f"No threshold keeps {asked} with {have}; more images would not help.")
-            else:
-                sentences.append(
-                    f"No threshold keeps {asked} with {have}; it begins at about {found.likely_begins_at} images."
-                )
+            sentences.append(f"No threshold keeps {asked} with {have}.")
+            sentences.append(f"Smallest number, without a single error: {self._words(found.begins_at)}.")
+            likely = found.likely_begins_at
+            estimate = "no number is enough" if likely is None else self._words(likely)
+            sentences.append(f"Estimate at the error rate of these images: {estimate}.")
         return " ".join(sentences)
 
 
@@ -327,7 +354,9 @@ class RiskThreshold(DecisionRule[RiskThresholdResult]):
             raise invalid("reference", f"{other.shape[1]} columns", f"{n_classes}, as probs has")
         regions = (ALL,) if self.groups is ThresholdGroups.POOLED else (OLD, NEW)
         search = _Found(self, action, images, (1.0 - self.confidence) / len(regions))
-        tried = {region: self._tried(action, images, other, region, counts) for region in regions}
+        groups, steps = self._sample(ends, images)
+        smallest_group = len(images.columns) if ends is None else min(n for n in counts.values() if n)
+        tried = {region: self._tried(action, images, other, region, smallest_group) for region in regions}
         found = tuple(search.threshold(region, tried[region]) for region in regions)
         verdicts = [f.verdict for f in found if f.verdict is not DecisionVerdict.OK]
         lossless = action.loss(images.probs, images.columns) == 0
@@ -343,14 +372,23 @@ class RiskThreshold(DecisionRule[RiskThresholdResult]):
             n_old=counts[OLD],
             n_new=counts[NEW],
             n_candidates=max(map(len, tried.values())),
+            groups=groups,
+            steps=steps,
             assumptions=self._assumptions(words),
         )
         return self._fitted(images.classes, images.new, result)
 
-    def _tried(
-        self, action: Action, images: LabelledImages, reference: Floats | None, region: str, counts: Mapping[str, int]
-    ) -> Floats:
-        """Candidates in the order of the search, known without the calibration images."""
+    def _sample(self, ends: Ends | None, images: LabelledImages) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The true groups that images are needed of, and what their sizes are multiples of."""
+        groups: tuple[str, ...] = (ALL,)
+        columns = [len(images.classes)]
+        if ends is not None:
+            groups = tuple(group for place, group in enumerate((OLD, NEW)) if any(end[place] for end in ends))
+            columns = [int((images.new == (group == NEW)).sum()) for group in groups]
+        return groups, tuple(columns) if self.design is Design.STRATIFIED else (1,) * len(groups)
+
+    def _tried(self, action: Action, images: LabelledImages, reference: Floats | None, region: str, n: int) -> Floats:
+        """Candidates in the order of the search. Of the calibration images, only their number `n` is known."""
         if reference is None:
             return np.array(DEFAULT_CANDIDATES if self.candidates is None else self.candidates)
         scores = action.score(reference)
@@ -365,8 +403,7 @@ class RiskThreshold(DecisionRule[RiskThresholdResult]):
             return tried
         # The first one accepts twice what a promise needs at the least, as far as the reference can tell.
         needed = math.log(1 - self.confidence) / math.log1p(-min(self.risk / action.unit, 1 - 1e-9))
-        least = min(n for n in counts.values() if n)
-        enough = [(scores >= t).mean() * least * len(scores) / len(reference) >= 2 * needed for t in tried]
+        enough = [(scores >= t).mean() * n * len(scores) / len(reference) >= 2 * needed for t in tried]
         return tried[enough.index(True) :] if any(enough) else tried[-1:]
 
     def _assumptions(self, mixture: str) -> tuple[str, ...]:
@@ -450,8 +487,8 @@ class _Found:
         if region != ALL:
             inside = self.said_new == (region == NEW)
         rates, whole = self._rates(inside, tried), self._rates(inside, np.array([-np.inf]))
-        passed = self._passed(rates, region, len(tried))
         level = self.error if self.search is Search.SEQUENCE else self.error / len(tried)
+        passed, last_level = self._passed(rates, region, level)
         first = begins_at(test, region, level)
         if not passed.any():
             few = min(rate.n for group, rate in rates.items() if test.met(group) and rate.n) < first
@@ -470,7 +507,7 @@ class _Found:
                 likely_begins_at=test.likely_begins_at(rates, region, level),
             )
         best = int(np.where(passed, tried, np.inf).argmin())
-        chosen = {group: rate.at(best) for group, rate in rates.items()}
+        chosen = {group: rate.at(np.array([best])) for group, rate in rates.items()}
         shares = {
             group: float(rate.accepted[0] / max(whole[group].accepted[0], 1e-300)) if rate.n else None
             for group, rate in chosen.items()
@@ -485,7 +522,7 @@ class _Found:
             accepted=round(sum(float(rate.accepted[0]) for rate in chosen.values())),
             errors=self.unit * sum(float(rate.lost[0]) for rate in chosen.values()),
             risk_estimate=self.unit * test.estimate(chosen),
-            risk_bound=self.unit * float(test.bound(chosen, region, level)[0]),
+            risk_bound=self.unit * float(test.bound(chosen, region, last_level)[0]),
             begins_at=first,
             likely_begins_at=None,
         )
@@ -494,23 +531,23 @@ class _Found:
         found = {}
         for group, own in ((OLD, ~self.is_new), (NEW, self.is_new)):
             rows = own & inside
-            accepted = self.score[rows][None, :] >= tried[:, None]
+            accepted = self.score[rows][None, :] >= tried[:, None] - ROUNDING
             loss = self.loss[rows]
             found[group] = Rates(int(own.sum()), accepted @ loss, accepted @ (1 - loss))
         return found
 
-    def _passed(self, rates: Mapping[str, Rates], region: str, n: int) -> Bools:
+    def _passed(self, rates: Mapping[str, Rates], region: str, level: float) -> tuple[Bools, float]:
+        """Which candidates pass, and the share of the error that the last of them was tested at."""
+        passed: Bools = self.test.bound(rates, region, level) <= self.test.risk
         if self.search is Search.SEQUENCE:
-            kept: Bools = np.logical_and.accumulate(self.test.bound(rates, region, self.error) <= self.test.risk)
-            return kept
-        passed = np.zeros(n, bool)
-        while not passed.all():  # Holm: what has passed leaves its share of the error to the rest
-            level = self.error / (n - passed.sum())
-            fresh = (self.test.bound(rates, region, level) <= self.test.risk) & ~passed
+            return np.logical_and.accumulate(passed), level
+        while passed.any() and not passed.all():  # Holm: what has passed leaves its share of the error to the rest
+            next_level = self.error / (~passed).sum()
+            fresh = (self.test.bound(rates, region, next_level) <= self.test.risk) & ~passed
             if not fresh.any():
                 break
-            passed |= fresh
-        return passed
+            passed, level = passed | fresh, next_level
+        return passed, level
 
 
 def _checked_candidates(given: Sequence[float]) -> tuple[float, ...]:
@@ -534,7 +571,7 @@ def smallest_reserve(
     n_candidates: int = len(DEFAULT_CANDIDATES),
     search: Search | str = Search.HOLM,
 ) -> int:
-    """The number of images of each group from which on a promise can exist: if all are accepted and correct.
+    """The smallest number of images of each group with which a promise can exist: all are accepted and correct.
 
     Parameters
     ----------
@@ -554,7 +591,8 @@ def smallest_reserve(
     Returns
     -------
     int
-        Images of old classes, and as many of new ones; with mixture "as_sampled", of both together.
+        Images of old classes, and as many of new ones; with mixture "as_sampled", of both together. For a stratified
+        draw, round it up to a multiple of the classes of each group.
 
     Examples
     --------

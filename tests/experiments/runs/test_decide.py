@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tcil.experiments.runs.calibrate import calibrate
-from tcil.experiments.runs.decide import ALPHA, RISKS, WatchedTask, decision_figures
+from tcil.experiments.runs.decide import ALPHA, RISKS, WatchedTask, _backing_rows, decision_figures
 from tcil.experiments.runs.entries import FinishedTask
 from tcil.experiments.runs.records import parse
 from tcil.experiments.runs.results import TaskResult
@@ -116,9 +116,37 @@ def test_what_fits_a_calibrator_does_not_back_its_promises():
     assert parse(TaskResult, task).calibrators["ts"].metric(path) is None  # rows of before have no such figures
 
 
-def test_a_task_knows_whether_its_reserve_was_read():
+@pytest.mark.parametrize("part", ["reserve", "reserve_logits", "reserve_columns"])
+def test_a_task_knows_whether_its_reserve_was_read(part):
+    """Images or logits: PACT-R reads the images."""
     watched = WatchedTask.of(finished())
     assert watched.valid_logits is not None
     assert not watched.used_reserve
-    assert len(watched.reserve_columns)
+    getattr(watched, part)
     assert watched.used_reserve
+
+
+def test_a_reserve_with_unequal_classes_is_cut_to_equal_ones():
+    """Ten images of one class and thirty of another are no draw of balanced classes: as many of each are used."""
+    task = finished()
+    kept = torch.ones(len(task.reserve_columns), dtype=torch.bool)
+    kept[(task.reserve_columns == 2).nonzero().squeeze(1)[10:]] = False
+    cut = dataclasses.replace(
+        task, reserve_logits=task.reserve_logits[kept], reserve_columns=task.reserve_columns[kept]
+    )
+    rows = _backing_rows(cut)
+    counts = torch.bincount(cut.reserve_columns[rows], minlength=10)
+    assert counts.tolist() == [10] * 6 + [30] * 4
+    found = [f for f in decision_figures(cut, softmax, backed=True).risks if f.kind == "finite_sample"]
+    assert len(found) == len(RISKS)
+
+
+@pytest.mark.parametrize("missing", [0, 9])
+def test_a_class_without_reserved_images_takes_the_promise_away(missing):
+    task = finished()
+    kept = task.reserve_columns != missing
+    cut = dataclasses.replace(
+        task, reserve_logits=task.reserve_logits[kept], reserve_columns=task.reserve_columns[kept]
+    )
+    figures = decision_figures(cut, softmax, backed=True)
+    assert {found.kind for found in (*figures.risks, *figures.sets)} == {"model_based"}

@@ -29,13 +29,13 @@ class WatchedTask(FinishedTask):
         return cls(**{field.name: getattr(task, field.name) for field in fields(FinishedTask)})
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith("reserve_"):
+        if name == "reserve" or name.startswith("reserve_"):  # images or logits
             object.__setattr__(self, "_read", True)
         return super().__getattribute__(name)
 
     @property
     def used_reserve(self) -> bool:
-        """Whether someone looked at the reserve."""
+        """Whether the reserve was read."""
         return getattr(self, "_read", False)
 
 
@@ -47,8 +47,9 @@ def decision_figures(task: FinishedTask, probabilities: Probabilities, *, backed
     truth = _Truth(probs.numpy(), columns.numpy(), task.current)
     risks = [figure for risk in RISKS for figure in truth.claimed(risk)]
     sets = truth.claimed_sets()
-    if backed and _has_every_group(task):
-        reserve = probabilities(task.reserve_logits), task.reserve_columns
+    rows = _backing_rows(task) if backed else None
+    if rows is not None:
+        reserve = probabilities(task.reserve_logits[rows]), task.reserve_columns[rows]
         risks += [truth.promised(risk, *reserve) for risk in RISKS]
         sets += truth.promised_sets(*reserve)
     return DecisionFigures(
@@ -62,10 +63,22 @@ def decision_figures(task: FinishedTask, probabilities: Probabilities, *, backed
     )
 
 
-def _has_every_group(task: FinishedTask) -> bool:
-    """Whether the reserve has images of old and of new classes; an imported one may have those of old classes only."""
-    is_new = np.isin(task.reserve_columns.numpy(), task.current)
-    return bool(is_new.any()) and (len(task.current) == len(task.seen) or not bool(is_new.all()))
+def _backing_rows(task: FinishedTask) -> Tensor | None:
+    """Rows of the reserve that can back a promise: the same number of every class of a group; None without any.
+
+    An imported reserve may have more images of some classes than of others, or none. The theorems for stratified draws
+    need equal numbers, so that as many rows of each class are drawn at random as the smallest class has.
+    """
+    counts = torch.bincount(task.reserve_columns, minlength=len(task.seen))
+    if not bool(counts.all()):
+        return None
+    is_new = torch.isin(torch.arange(len(counts)), torch.tensor(task.current))
+    order = torch.randperm(len(task.reserve_columns), generator=torch.Generator().manual_seed(0))
+    kept = []
+    for column in task.seen:
+        most = int(counts[is_new == is_new[column]].min())
+        kept.append(order[task.reserve_columns[order] == column][:most])
+    return torch.cat(kept)
 
 
 class _Truth:
@@ -88,7 +101,9 @@ class _Truth:
     def promised(self, risk: float, probs: Tensor, columns: Tensor) -> RiskFigure:
         """One threshold for any mixture of old and new images, from the reserve."""
         only_new = {OLD: 0.0, NEW: 1.0} if not self.has_old else None
-        rule = RiskThreshold(risk=risk, mixture=only_new, design=_design(columns)).fit(probs, columns, self.new_columns)
+        rule = RiskThreshold(risk=risk, mixture=only_new, design=Design.STRATIFIED).fit(
+            probs, columns, self.new_columns
+        )
         found = rule.result_.thresholds[0]
         accepted = rule.accept(self.probs)
         return self._figure(PromiseKind.FINITE_SAMPLE, ALL, risk, found.threshold, accepted, found.begins_at)
@@ -120,9 +135,9 @@ class _Truth:
         return self._sizes(PromiseKind.MODEL_BASED, sets)
 
     def promised_sets(self, probs: Tensor, columns: Tensor) -> list[SetFigure]:
-        """Sets for old and new images apart, from the reserve."""
+        """Sets for old and new classes separately, from the reserve."""
         by = "group" if self.has_old else "new"
-        rule = ConformalSets(alpha=ALPHA, by=by, design=_design(columns)).fit(probs, columns, self.new_columns)
+        rule = ConformalSets(alpha=ALPHA, by=by, design=Design.STRATIFIED).fit(probs, columns, self.new_columns)
         return self._sizes(PromiseKind.FINITE_SAMPLE, rule.predict(self.probs))
 
     def _sizes(self, kind: PromiseKind, sets: Any) -> list[SetFigure]:
@@ -134,12 +149,6 @@ class _Truth:
             for group, rows in ((OLD, ~self.is_new), (NEW, self.is_new))
             if rows.any()
         ]
-
-
-def _design(columns: Tensor) -> Design:
-    """A reserve of a run has the same number of images of every class; an imported one may not."""
-    counts = torch.bincount(columns)
-    return Design.STRATIFIED if bool((counts == counts[0]).all()) else Design.INDEPENDENT
 
 
 def _mean(values: Any) -> float | None:
