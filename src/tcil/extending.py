@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tcil.foundation.records import Record
     from tcil.incremental.data.datasets import load_dataset
     from tcil.incremental.data.images import Dataset, ImageSet
-    from tcil.incremental.learners.base import Head, Learner, LearnerOptions, Stage, TaskData
+    from tcil.incremental.learners.base import Head, Learner, LearnerOptions, Stage, TaskData, TaskSize
     from tcil.incremental.learners.er import ER
     from tcil.incremental.pretrained.backbones import Backbone, load_backbone
     from tcil.incremental.schedule import Schedule
@@ -56,6 +56,7 @@ _HOMES = {
     "Schedule": "tcil.incremental.schedule",
     "Stage": "tcil.incremental.learners.base",
     "TaskData": "tcil.incremental.learners.base",
+    "TaskSize": "tcil.incremental.learners.base",
     "ER": "tcil.incremental.learners.er",
     "Backbone": "tcil.incremental.pretrained.backbones",
     "load_backbone": "tcil.incremental.pretrained.backbones",
@@ -83,6 +84,7 @@ __all__ = [
     "SingleTemperature",
     "Stage",
     "TaskData",
+    "TaskSize",
     "TemperatureMap",
     "load_backbone",
     "load_dataset",

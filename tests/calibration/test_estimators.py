@@ -9,7 +9,9 @@ import math
 
 import pytest
 import torch
+from sklearn import exceptions as sklearn_exceptions
 from sklearn.base import clone
+from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 import tcil
@@ -58,6 +60,32 @@ class TestOptions:
 
 
 OTHER = {"seed": 7, "tolerance": 0.01, "batch_size": 5, "solver": "sgd", "device": torch.device("cpu")}
+
+
+class TestScikitLearn:
+    """Its functions know our estimators; nothing of it is imported here (tests/test_architecture.py)."""
+
+    RULES = (tcil.decisions.RiskThreshold(risk=0.1), tcil.decisions.ConformalSets())
+
+    @every_calibrator
+    def test_not_fitted(self, kind):
+        with pytest.raises(sklearn_exceptions.NotFittedError, match=f"This {kind.__name__} instance is not fitted"):
+            check_is_fitted(kind())
+
+    def test_fitted(self):
+        scaling = tcil.TemperatureScaling().fit(LOGITS, LABELS)
+        check_is_fitted(scaling)
+        check_is_fitted(scaling, "temperature_")
+        with pytest.raises(sklearn_exceptions.NotFittedError):
+            check_is_fitted(clone(scaling))
+        with pytest.raises(sklearn_exceptions.NotFittedError):
+            check_is_fitted(scaling, "colour_")
+
+    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+    def test_decision_rules(self, rule):
+        assert repr(clone(rule)) == repr(rule)
+        with pytest.raises(sklearn_exceptions.NotFittedError):
+            check_is_fitted(rule)
 
 
 def test_repr_shows_what_was_changed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 from typing import Any, Self
 
 from tcil.foundation.errors import unknown_name
@@ -63,6 +64,14 @@ class Parameterised:
             A new estimator.
         """
         return type(self)(**self.get_params())
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether `fit` has been called: what `check_is_fitted` of scikit-learn asks for."""
+        return getattr(self, "_state", None) is not None
+
+    def __sklearn_tags__(self) -> Any:
+        """The usual tags of an estimator. Only scikit-learn asks for them, which is imported only then."""
+        return importlib.import_module("sklearn.base").BaseEstimator().__sklearn_tags__()
 
     def __repr__(self) -> str:
         defaults = {field.name: _default(field) for field in _fields(self)}

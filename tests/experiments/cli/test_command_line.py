@@ -47,10 +47,10 @@ class TestNames:
         (folder / "results.json").write_text(json.dumps(record))
         out = tmp_path / "[/b]out"
         said = command("report", folder, "--out", out, code=ExitCode.DONE)
-        assert "OWN[/I] on [/b]" in said
+        assert "own[/i] on [/b]" in said
         assert "[/u]Vanilla" in said
         assert str(out) in said.replace(" ", "")
-        assert "OWN[/I] on [/b]" in command("compare", folder, folder, code=ExitCode.DONE)
+        assert "own[/i] on [/b]" in command("compare", folder, folder, code=ExitCode.DONE)
 
     def test_errors_and_plans(self, tmp_path):
         assert f"got {tmp_path}/[/b], without a finished run" in command("report", tmp_path / "[/b]")

@@ -7,7 +7,9 @@ import shutil
 
 import pytest
 
+from conftest import ROOT
 from stored_runs import full_run
+from tcil.experiments.reporting.collect import read_runs
 from tcil.experiments.reporting.page import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -30,6 +32,15 @@ def address(run, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """The page of two studies that docs/results keeps, each with two seeds."""
+    runs = read_runs([ROOT / "docs/results/letters"])
+    some = [run for run in runs if run.settings.learner in ("er", "wa") and run.seed in (2, 3)]
+    assert len(some) == 4
+    return write_report(some, tmp_path_factory.mktemp("several") / "report.html").as_uri()
+
+
+@pytest.fixture(scope="module")
 def browser():
     sync = pytest.importorskip(SYNC, reason="needs playwright (the extra dev)")
     with sync.sync_playwright() as playwright:
@@ -41,21 +52,22 @@ def browser():
 @pytest.fixture
 def visit(browser, address):
     """Opens the page; whatever it asks for or complains of fails the test."""
-    pages, asked, said = [], [], []
+    pages, opened_pages, asked, said = [], set(), [], []
 
-    def opened(width=1440, height=900, **options):
+    def opened(width=1440, height=900, at=address, **options):
         page = browser.new_page(viewport={"width": width, "height": height}, **options)
         pages.append(page)
         page.on("request", lambda request: asked.append(request.url))
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(address)
+        page.goto(at)
+        opened_pages.add(at)
         return page
 
     yield opened
     for page in pages:
         page.close()
-    assert [url for url in asked if url != address and not url.startswith("blob:")] == []
+    assert [url for url in asked if url not in opened_pages and not url.startswith("blob:")] == []
     assert said == []
 
 
@@ -132,6 +144,27 @@ def test_nothing_overflows(visit, width):
     page = visit(width=width, color_scheme="dark" if width == 768 else "light")
     for title in ("Task by task", "Reliability diagrams", "Classes, and T-CIL's search"):
         figure(page, title)
+    check_widths(page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 1440])
+def test_nothing_overflows_on_a_page_of_several_studies(visit, several, width):
+    page = visit(width=width, at=several)
+    figure(page, "ER on letters")
+    check_widths(page)
+    assert page.locator("nav ul ul").first.is_visible() == (width == 1440)  # on a phone they would fill a screen
+    table = page.locator("header .wide").first
+    table.evaluate("wide => { wide.scrollLeft = 1000; }")
+    # What a row is, and of what, is seen wherever one scrolls.
+    for part in ("caption span", "tr.heading span", "th[scope=row]", ".note"):
+        assert table.locator(part).first.bounding_box()["x"] == pytest.approx(table.bounding_box()["x"], abs=4), part
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 720, "height": 900})  # A4 with margins
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
+
+
+def check_widths(page):
     page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
     beyond = """() => [...document.querySelectorAll('body *')]
@@ -158,14 +191,15 @@ def test_tables_sort_by_column(visit):
 
 
 @pytest.mark.slow
-def test_axe_finds_no_error(visit):
+@pytest.mark.parametrize("which", ["address", "several"])
+def test_axe_finds_no_error(visit, which, request):
     axe = pytest.importorskip("axe_core_python.sync_playwright", reason="needs axe-core-python (the extra dev)")
     contrast = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
     for scheme, rules in (("light", {}), ("dark", contrast)):
-        page = visit(color_scheme=scheme, bypass_csp=True)
+        page = visit(color_scheme=scheme, bypass_csp=True, at=request.getfixturevalue(which))
         for title in ("Task by task", "Reliability diagrams"):
             figure(page, title)
-        page.get_by_text("Settings", exact=True).click()
+        page.get_by_text("Settings", exact=True).first.click()
         page.get_by_text("The values drawn").first.click()
         # The insides of pictures are many elements; `test_page` checks that each picture has words.
         pictures = {"exclude": [[".view"], [".static"]]}

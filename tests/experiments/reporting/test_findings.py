@@ -230,7 +230,7 @@ class TestOnTheTerminal:
         output = command("report", folder, "--out", folder / "out", "--verbose", "--open")
         assert "ER on made-up: ECE by task, %" in output
         assert opened == [(folder / "out" / "report.html").as_uri()]
-        assert "no browser was found" in output
+        assert "No browser was found" in output
 
     @pytest.mark.usefixtures("undrawn")
     def test_a_run_ends_with_its_story(self, tmp_path, capsys, monkeypatch):

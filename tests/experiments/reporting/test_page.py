@@ -17,7 +17,7 @@ from stored_runs import command, full_run, stored, with_rows
 from tcil.experiments.cli.app import app
 from tcil.experiments.config.settings import build
 from tcil.experiments.reporting import collect, page, tables
-from tcil.experiments.reporting.page import check_report
+from tcil.experiments.reporting.page import PAPER, check_replaced, check_report, marks_of
 from tcil.experiments.runs.reasons import NoAnswer
 
 
@@ -59,6 +59,44 @@ class TestReport:
         page.write_text("my own work")
         with pytest.raises(ValueError, match=r"whose report\.html is not of an earlier report"):
             check_report(tmp_path / "report")
+
+    def test_a_report_of_other_runs_is_replaced_only_on_request(self, tmp_path, undrawn):
+        """The same runs, or the same and more, replace their report; fewer or others are refused, before any work."""
+        one, two = (stored(build({"dataset": "noisy-digits", "seed": s}), {"ts": 0.1}) for s in (1, 2))
+        shown = tmp_path / "shown"
+        check_replaced(shown, marks_of([one]))
+        page.write_report([one], shown / "report.html")
+        check_replaced(shown, marks_of([one]))
+        check_replaced(shown, marks_of([one, two]))
+        with pytest.raises(ValueError, match=r"a report of 1 run, 1 of which is not given now;.*add --overwrite"):
+            check_replaced(shown, marks_of([two]))
+        page.write_report([one, two], shown / "report.html")
+        with pytest.raises(ValueError, match=r"a report of 2 runs, 1 of which is not given now"):
+            check_replaced(shown, marks_of([one]))
+        with pytest.raises(ValueError, match=r"report: got .*Take another --report"):
+            check_replaced(shown, {PAPER}, "report")
+        page.write_sections(shown / "report.html", page.READING, [], {PAPER})
+        check_replaced(shown, {PAPER})
+        with pytest.raises(ValueError, match="a report of 'tcil reproduce'"):
+            check_replaced(shown, marks_of([one]))
+        (shown / "report.html").write_text('<meta name="generator" content="tcil">')
+        with pytest.raises(ValueError, match="a report of an earlier version"):
+            check_replaced(shown, marks_of([one]))
+
+    def test_the_command_refuses_the_report_of_other_runs(self, tmp_path, undrawn):
+        runs = [stored(build({"dataset": "noisy-digits", "seed": s}), {"ts": 0.1}) for s in (1, 2)]
+        for run in runs:
+            (tmp_path / f"{run.seed}.json").write_text(json.dumps(run.result.record()))
+        command("report", tmp_path / "1.json", "--out", tmp_path / "out")
+        before = (tmp_path / "out" / "report.html").read_bytes()
+        words = ["report", tmp_path / "2.json", "--out", tmp_path / "out", "--keep", tmp_path / "kept"]
+        outcome = CliRunner().invoke(app, [*map(str, words)])
+        assert outcome.exit_code == 2
+        assert "Take another --out, or add --overwrite" in " ".join(outcome.output.split())
+        assert (tmp_path / "out" / "report.html").read_bytes() == before
+        assert not (tmp_path / "kept").exists()
+        command(*words, "--overwrite")
+        assert (tmp_path / "out" / "report.html").read_bytes() != before
 
     def test_page_is_self_contained_and_accessible(self, report):
         whole = (report[1] / "report" / "report.html").read_text()

@@ -12,8 +12,12 @@ from scipy import stats
 from stored_runs import command, stored, with_rows, with_settings
 from tcil.experiments.config.settings import build
 from tcil.experiments.reporting import collect, tables
+from tcil.experiments.reporting.collect import Study
 from tcil.experiments.reporting.decision_figures import claimed_and_achieved, risk_by_coverage
+from tcil.experiments.reporting.findings import sentences
+from tcil.experiments.reporting.guessing import guessing
 from tcil.experiments.runs.reasons import NoAnswer
+from tcil.experiments.runs.results import Bins
 from tcil.foundation.options import Verdict
 
 
@@ -189,3 +193,99 @@ def test_decisions_show_what_is_promised_beside_what_is_achieved():
     assert "ts, predicted old: 10.0, 20.0, 40.0" in drawn.words
     assert "10.0, 10.0, 10.0" in risk_by_coverage(collect.Study((run,))).words
     assert [line.label for line in drawn.legend] == ["ts"]
+
+
+class TestTasksWithoutAValue:
+    """Means over tasks that lack a value say so, are not ranked, and are not told in sentences."""
+
+    @staticmethod
+    def study(seeds=(1, 2, 3), lacking=2, task=3):
+        """TS has the least error in `ece_predicted_old`; `lacking` of the runs have no such value after a task."""
+        errors = {"vanilla": 0.3, "ts": 0.1, "irm": 0.2}
+        runs = [stored(build({"dataset": "noisy-digits", "seed": s}), errors) for s in seeds]
+        for place in range(lacking):
+            tasks = list(runs[place].tasks)
+            rows = dict(tasks[task].calibrators)
+            rows["ts"] = rows["ts"].model_copy(update={"ece_predicted_old": None})
+            tasks[task] = tasks[task].model_copy(update={"calibrators": rows})
+            runs[place] = dataclasses.replace(runs[place], result=runs[place].result.with_tasks(tasks))
+        return Study(tuple(runs))
+
+    def test_cells_say_so(self):
+        study = self.study()
+        assert tables.percent_of(study, "ts", "ece_predicted_old").text() == "10.00 ± 0.00 (10 of 12 tasks)"
+        assert tables.percent_of(study, "ts", "ece").text() == "10.00 ± 0.00"
+        assert tables.percent_of(self.study(lacking=0), "ts", "ece_predicted_old").text() == "10.00 ± 0.00"
+        row = next(row for row in tables.by_task(study, "ece_predicted_old").rows if row.label == "ts")
+        assert [cell.text() for cell in row.cells][3:] == ["n/a", "10.00 ± 0.00", "10.00 ± 0.00 (10 of 12 tasks)"]
+
+    def test_the_first_task_lacks_nothing(self):
+        """In it no class is old."""
+        assert tables.percent_of(self.study(task=0), "ts", "ece_predicted_old").text() == "10.00 ± 0.00"
+
+    def test_such_rows_are_not_ranked(self):
+        """`vanilla` and `irm` are."""
+        ranked = ["vanilla", "ts", "irm"]
+        assert tables.best(self.study(lacking=0), ranked, "ece_predicted_old") == "ts"
+        assert tables.best(self.study(lacking=1), ranked, "ece_predicted_old") == "irm"
+        assert tables.best(self.study(lacking=1), ranked, "ece") == "ts"
+
+    def test_comparisons_say_so_too(self):
+        whole, lacking = self.study(lacking=0), self.study()
+        grid = tables.comparison(whole.runs, lacking.runs, "ece_predicted_old")
+        row = next(row for row in grid.rows if row.label.endswith(": ts"))
+        assert [cell.text() for cell in row.cells][:2] == ["10.00 ± 0.00", "10.00 ± 0.00 (10 of 12 tasks)"]
+
+
+class TestGuessing:
+    @staticmethod
+    def study(accuracy, images=400, seen=4):
+        """Two seeds in which TS is better than Vanilla by far."""
+
+        def row(rows):
+            count = [images, *[0] * 9]
+            bins = Bins(count=count, confidence=[0.05, *[None] * 9], accuracy=[accuracy, *[None] * 9])
+            parts = {"bins": bins, "by_task": None, "by_class": None}
+            return {name: row.model_copy(update=parts) for name, row in rows.items()}
+
+        def with_seen(run):
+            tasks = [task.model_copy(update={"seen": seen}) for task in run.tasks]
+            return dataclasses.replace(run, result=run.result.with_tasks(tasks))
+
+        errors = {"vanilla": 0.3, "ts": 0.1, "irm": 0.2}
+        runs = [stored(build({"dataset": "noisy-digits", "seed": s}), errors, accuracy=accuracy) for s in (1, 2)]
+        return Study(tuple(with_seen(with_rows(run, row)) for run in runs))
+
+    def test_the_bound_is_binomial(self):
+        """The least number of correct predictions of 400 that chance of 1 in 4 reaches in at most 5 % of the cases."""
+        least = next(k for k in range(401) if stats.binom.sf(k - 1, 400, 0.25) <= 0.05)
+        assert guessing(self.study(least / 400)) is None
+        found = guessing(self.study((least - 1) / 400))
+        assert (found.count, found.networks, found.task, found.images, found.classes) == (10, 10, 4, 400, 4)
+        assert guessing(self.study(0.5, images=4)) is not None  # too few images to tell
+        assert guessing(self.study(0.5)) is None
+
+    def test_no_calibrator_is_named(self):
+        study, better = self.study(0.26), self.study(0.5)
+        first, floor, hidden = sentences([study])
+        assert first.startswith("No calibrator is named, because 10 of 10 networks are no better than guessing")
+        assert "accuracy of 26.0 % on 400 test images of 4 classes after task 4" in first
+        assert "ts" not in floor.replace("points", "").split()
+        assert "with ts" not in hidden
+        assert sentences([better])[0].startswith("ts has the lowest ECE")
+        assert tables.best(study, ["ts", "irm"], "ece") is None
+        assert tables.best(better, ["ts", "irm"], "ece") == "ts"
+        assert any(note.endswith("nothing is ranked.") for note in tables.overview(study).notes)
+        assert not any("guessing" in note for note in tables.overview(better).notes)
+
+    def test_of_several_studies_those_are_not_counted(self):
+        study, better = self.study(0.26), self.study(0.5)
+        told = sentences([study, better, better])[0]
+        assert told.startswith("ts has the lowest ECE of all calibrators in 2 of 2 studies")
+        assert told.endswith("1 study is not counted, because some of the networks are no better than guessing.")
+        assert sentences([study, study])[0].startswith("No calibrator is named: in all of the 2 studies")
+        assert any("nothing is ranked" in note for note in tables.overview_of([study, better]).notes)
+
+    def test_rows_without_diagrams_tell_nothing(self):
+        runs = [stored(build({"dataset": "noisy-digits"}), {"vanilla": 0.3}, accuracy=0.1)]
+        assert guessing(Study(tuple(runs))) is None

@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from conftest import ROOT
 from tcil.calibration.perturbation import DirectionPolicy
 from tcil.experiments.runs.analysed import POLICIES
-from tcil.experiments.runs.catalogue import CATALOGUE
+from tcil.experiments.runs.catalogue import CATALOGUE, learner_title
 from tcil.experiments.runs.entries import CALIBRATORS, ON_FEATURES, NotApplicable
 from tcil.experiments.runs.reasons import NoAnswer, NotApplicableReason, in_common
 from tcil.experiments.runs.records import parse
@@ -27,9 +28,10 @@ from tcil.experiments.runs.results import (
     TaskResult,
     TraceStep,
 )
-from tcil.experiments.runs.store import RunFolder
+from tcil.experiments.runs.store import RunFolder, StoredRun
 from tcil.foundation.checksums import Damaged, seal_json
 from tcil.foundation.options import Verdict
+from tcil.incremental.learners import LEARNERS
 
 FIGURES = {
     "accuracy": 0.5, "ece": 0.1, "aece": 0.1, "noise_floor": 0.01, "ece_predicted_old": None, "ece_predicted_new": 0.1,
@@ -217,3 +219,18 @@ def test_reading_results_imports_no_torch(tmp_path):
     outcome = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (outcome.returncode, outcome.stderr.strip()) == (0, "")
     assert list(tmp_path.glob("*.json"))
+
+
+class TestTitlesOfLearners:
+    @pytest.mark.parametrize("name", LEARNERS)
+    def test_older_results_are_called_as_new_ones(self, name):
+        """Readers of results have no torch, and so no classes: the title that they know is that of the class."""
+        assert learner_title(name) == LEARNERS[name].title
+
+    def test_the_stored_title_counts(self):
+        settings = {"dataset": "digits", "learner": "package.module:mine", "tasks": 1}
+        whole = {"settings": settings, "tasks": [task()]}
+        older, newer = (parse(RunResult, {**whole, **more}) for more in ({}, {"learner_title": "My own"}))
+        assert [StoredRun(Path("none"), one).learner for one in (older, newer)] == ["MINE", "My own"]
+        assert newer.record()["learner_title"] == "My own"
+        assert "learner_title" not in older.record()

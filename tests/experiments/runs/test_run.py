@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from tcil.experiments.cli.app import app
 from tcil.experiments.config.presets import PRESETS
 from tcil.experiments.config.settings import RunSettings, build, expand
+from tcil.experiments.runs.catalogue import ALL_DATA
 from tcil.experiments.runs.complete import check_options
 from tcil.experiments.runs.entries import CALIBRATORS
 from tcil.experiments.runs.importing import import_run
@@ -378,6 +380,44 @@ class TestLegalButOdd:
         (folder,) = [p for p in tmp_path.iterdir() if "vanilla-all-data" in (p / "results.json").read_text()]
         rows = json.loads((folder / "results.json").read_text())["tasks"][0]["calibrators"]
         assert {"vanilla-all-data", "ts", "ts[solver=sgd]"} <= set(rows)
+
+    def test_vanilla_on_all_data_is_calibrated_anew_with_vanilla(self, tmp_path):
+        """A row that was stored before there was some metric gets it, as the others do; without its run it stays."""
+        assert self.run(tmp_path, "--calibrators", "vanilla,ts").exit_code == 0
+        (folder,) = [p for p in tmp_path.iterdir() if "vanilla-all-data" in (p / "results.json").read_text()]
+        (twin,) = [p for p in tmp_path.iterdir() if p != folder]
+        store = RunFolder(folder)
+
+        def forget():
+            whole = store.read_results()
+            tasks = [task.with_row(ALL_DATA, task.calibrators[ALL_DATA].model_copy(update={"aurc": None}))
+                     for task in whole.tasks]  # fmt: skip
+            for task in tasks:
+                store.write_task_result(task)
+            store.write_results(whole.with_tasks(tasks))
+
+        def known():
+            rows = [task.calibrators[ALL_DATA] for task in store.read_results().tasks]
+            own = [store.read_task_result(number).calibrators[ALL_DATA] for number in range(len(rows))]
+            assert rows == own
+            assert {row.title for row in rows} == {"Vanilla, all data"}
+            return [row.aurc for row in rows]
+
+        before = known()
+        assert None not in before
+        forget()
+        for calibrators, answer in (("ts", [None] * len(before)), ("vanilla", before)):
+            anew = CliRunner().invoke(app, ["calibrate", str(folder), "--calibrators", calibrators])
+            assert anew.exit_code == 0, anew.output
+            assert ("Vanilla, all data" in anew.output) == (calibrators == "vanilla")
+            assert known() == answer
+        forget()
+        shutil.rmtree(twin)
+        anew = CliRunner().invoke(app, ["calibrate", str(folder), "--calibrators", "vanilla"])
+        assert anew.exit_code == 0, anew.output
+        assert "The row 'Vanilla, all data' stays as it is, because its own run cannot be read" in anew.output
+        assert known() == [None] * len(before)
+        assert not twin.exists()
 
     def test_environment_is_of_what_was_computed(self, tmp_path, digits):
         Run(short(), tmp_path, dataset=digits).execute()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tcil.experiments.config.settings import build
 from tcil.experiments.scheduling.cost import (
@@ -15,11 +16,20 @@ from tcil.experiments.scheduling.cost import (
 )
 from tcil.experiments.scheduling.job import Job
 from tcil.experiments.scheduling.status import Status
+from tcil.extending import ER, TaskData
+from tcil.incremental.learners import LEARNERS, make_learner
+from tcil.incremental.networks import small_cnn
 
 SMALL = {
     "preset": "cifar100", "tasks": 2, "classes": 20, "memory": 200, "epochs": 10, "validation": 100,
     "validation_pool": 100,
 }  # fmt: skip
+
+
+class Twice(ER):
+    @classmethod
+    def passes(cls, size, options):
+        return {**super().passes(size, options), "again": 7.0}
 
 
 def passes(learner, **more):
@@ -39,6 +49,36 @@ class TestPasses:
         assert passes("der")[1] == pytest.approx({"train": 51_000 * 4 / 3, "finetune": 30 * 400 * 2 / 3})
         kept = passes("der", crop=0)[1]
         assert kept == pytest.approx({"train": 51_000 + 2 * 5_100 / 3, "finetune": 2 * 400 * 2 / 3})
+
+    def test_online_and_without_gradients(self):
+        """Online, each new image once with an exemplar beside it; class means only look at each new image."""
+        online = passes("er", learner_options={"online": True})
+        assert online == [{"train": 4_900}, {"train": 9_800}]
+        for learner in ("ncm", "ranpac"):
+            assert passes(learner, memory=0) == [{"train": pytest.approx(4_900 / 3)}] * 2
+
+    def test_bias_correction(self):
+        """A tenth is held out of stage one; stage two runs the network on a tenth of the balanced data."""
+        expected = {"train": 0.9 * 51_000 * 4 / 3, "finetune": 0.1 * 60 * 400 / 3}
+        assert passes("bic") == [{"train": 49_000}, pytest.approx(expected)]
+
+    @pytest.mark.parametrize("learner", LEARNERS)
+    def test_every_stage_of_a_learner_is_counted(self, learner):
+        """The names of what is counted are those of the stages that it trains: progress is told by them."""
+        rows = torch.arange(40)
+        first = TaskData(0, range(2), rows[:20], {}, rows % 4, (range(2),))
+        kept = {column: rows[:20][rows[:20] % 4 == column] for column in range(2)}
+        later = TaskData(1, range(2, 4), rows[20:], kept, rows % 4, (range(2), range(2, 4)))
+        made = make_learner(learner, small_cnn, 4, seed=1)
+        counted = passes(learner, **({"memory": 0} if not made.rehearses else {}))
+        made.begin_task(first)
+        assert made.stages(first) == tuple(counted[0])
+        assert set(made.stages(later)) == set(counted[1])
+
+    def test_a_users_own_learner_says_what_it_costs(self):
+        assert passes(f"{__name__}:Twice") == [{"train": 49_000, "again": 7}, {"train": 51_000, "again": 7}]
+        with pytest.raises(ValueError, match="option of learner er: got 'onlin'"):
+            passes("er", learner_options={"onlin": True})
 
     def test_as_released_is_as_counted(self):
         settings = build(SMALL)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tcil.experiments.cli import output
-from tcil.experiments.cli.options import REPORT, Browse, Report, Verbose, check_report_place
+from tcil.experiments.cli.options import REPORT, Browse, Overwrite, Report, Verbose, check_report_place
 
 
 def report(
@@ -17,11 +17,16 @@ def report(
     keep: Annotated[
         Path | None, typer.Option(help="also copy the results, as small JSON files, into this folder")
     ] = None,
+    overwrite: Overwrite = False,
     verbose: Verbose = False,
     browse: Browse = False,
 ) -> None:
-    """Report the results of any set of runs: sentences, tables and pictures, as HTML, Markdown, LaTeX and CSV."""
+    """Report the results of any set of runs: sentences, tables and pictures, as HTML, Markdown, LaTeX and CSV.
+
+    An earlier report of these runs, or of some of them, is replaced; one of other runs only with --overwrite.
+    """
     from tcil.experiments.reporting import collect
+    from tcil.experiments.reporting.page import check_replaced, marks_of
     from tcil.experiments.reporting.show import show_report
     from tcil.foundation.boundary import check_place
 
@@ -29,6 +34,8 @@ def report(
     if keep is not None:
         check_place(keep, "keep")
     stored = collect.read_runs(runs)
+    if not overwrite:
+        check_replaced(out, marks_of(stored))
     if keep is not None:
         collect.keep(stored, keep)
     show_report(stored, out, output.console, verbose=verbose, browse=browse)

@@ -13,6 +13,7 @@ from tcil.experiments.cli.options import (
     Backup,
     Compiled,
     Device,
+    Overwrite,
     PlaceOptions,
     Precision,
     Report,
@@ -37,6 +38,7 @@ def reproduce(
     data: Annotated[Path | None, typer.Option(help="folder that holds the datasets")] = None,
     out: Annotated[Path, typer.Option(help="folder for run folders")] = Path("runs"),
     report: Report = REPORT,
+    overwrite: Overwrite = False,
     kept: Annotated[
         list[Path] | None, typer.Option(help="more finished runs: folders, or JSON files from 'tcil report --keep'")
     ] = None,
@@ -72,12 +74,15 @@ def reproduce(
         for artifact in ARTIFACTS.values():
             output.console.print(f"{artifact.name:18}{artifact.title}")
         return
+    from tcil.experiments.reporting.page import PAPER, check_replaced
     from tcil.experiments.reproduction import schedules
     from tcil.experiments.reproduction.reproduce import reproduce as run_and_draw
     from tcil.experiments.scheduling import cost
     from tcil.foundation.boundary import check_place
 
     check_report_place(report, "report")
+    if not (overwrite or dry_run):
+        check_replaced(report, {PAPER}, "report")
     check_place(out)
     if backup is not None:
         check_place(backup, "backup")

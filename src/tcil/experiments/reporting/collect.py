@@ -30,7 +30,15 @@ _PLAINEST = ("network", "epochs", "tasks", "memory", "validation", "reserve")  #
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Runs that differ in their seeds only; `difference` tells them from other studies beside them."""
+    """Runs that differ in their seeds only.
+
+    Attributes
+    ----------
+    runs : tuple of StoredRun
+        In the order of their seeds.
+    difference : str
+        What tells them from other studies of the same learner and dataset, for the title.
+    """
 
     runs: tuple[StoredRun, ...]
     difference: str = ""
@@ -45,7 +53,12 @@ class Study:
         """Learner and dataset, with the number of classes where not all are used, and what tells it from others."""
         s = self.settings
         classes = f" ({s.classes} classes)" if s.classes else ""
-        return f"{s.learner.upper()} on {s.dataset}{classes}{self.difference and ', ' + self.difference}"
+        return f"{self.learner} on {s.dataset}{classes}{self.difference and ', ' + self.difference}"
+
+    @property
+    def learner(self) -> str:
+        """What tables call their learner."""
+        return self.runs[0].learner
 
     @property
     def n_tasks(self) -> int:
@@ -91,6 +104,12 @@ class Study:
         """The mean over tasks by run."""
         return [run.mean(calibrator, metric) for run in self.runs]
 
+    def fewer_tasks(self, calibrator: str, metric: str) -> str:
+        """Over how many tasks of the runs the means are, such as "8 of 9 tasks"; empty where no task lacks a value."""
+        counts = [run.result.tasks_with(calibrator, metric) for run in self.runs]
+        there, possible = (sum(column) for column in zip(*counts, strict=True))
+        return f"{there} of {possible} tasks" if there < possible else ""
+
 
 def same_seeds(studies: Sequence[Study]) -> list[Study]:
     """The studies with those seeds only that all of them have; none where they share no seed."""
@@ -122,7 +141,7 @@ def _joined(first: StoredRun, second: StoredRun) -> StoredRun:
     if len(first.tasks) != len(second.tasks):  # one has not been taken as far as the other
         return max(first, second, key=lambda run: len(run.tasks))
     tasks = tuple(a.filled_from(b) for a, b in zip(first.tasks, second.tasks, strict=True))
-    parts = {name: getattr(first, name) or getattr(second, name) for name in ("analysis", "data")}
+    parts = {name: getattr(first.result, name) or getattr(second.result, name) for name in ("analysis", "data")}
     return replace(first, result=first.result.model_copy(update={"tasks": tasks, **parts}))
 
 
@@ -216,7 +235,7 @@ def _brief(value: JsonValue) -> str:
 
 
 def keep(runs: Sequence[StoredRun], folder: Path) -> list[Path]:
-    """Small JSON copies of the results, enough for every table and picture but those that need the networks.
+    """Write small JSON copies of the results: enough for every table and picture that needs no network.
 
     Each has the name of its run's folder, and is compressed where the folder has compressed copies. A copy that is
     there gets the rows that it lacks; what has that name and is of another run is refused, before anything is written.
@@ -232,7 +251,7 @@ def keep(runs: Sequence[StoredRun], folder: Path) -> list[Path]:
         copies[file] = _joined(run, _copy_of(run, file)) if file.exists() else run
     folder.mkdir(parents=True, exist_ok=True)
     for file, run in copies.items():
-        parts = ("version", "settings", "until", "tasks", "analysis", "data")
+        parts = ("version", "settings", "learner_title", "until", "tasks", "analysis", "data")
         given = {name: value for name in parts if (value := getattr(run.result, name)) is not None}
         record = RunResult(**given, environment=run.environment).record()
         content = (json.dumps(record, separators=(",", ":"), sort_keys=True) + "\n").encode()
@@ -272,7 +291,7 @@ def _results_under(path: Path) -> list[Path]:
 
 
 def _foreign(file: Path) -> bool:
-    """Whether a JSON file beside results is something else, and whole: it is none of our business."""
+    """Whether a JSON file beside results is valid and not a result: it is skipped."""
     try:
         record = json.loads(_content(file))
     except (ValueError, OSError, RecursionError):

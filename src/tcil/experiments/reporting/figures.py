@@ -110,15 +110,15 @@ def errors_by_group(study: Study) -> Chart | None:
     words: list[str] = []
     order: list[str] = []
     for name, label in labels.items():
-        found = {}
+        found, notes = {}, {}
         for group, metric in ERROR_OF.items():
             means = [100 * value for value in study.means(name, metric) if value is not None]
             if len(means) == len(study.runs):
-                found[group] = Spread.of(means)
+                found[group], notes[group] = Spread.of(means), study.fewer_tasks(name, metric)
         if "all" not in found:
             continue
         order.append(label)
-        told = [(None, None, GROUP_TITLES[group], _percent(spread)) for group, spread in found.items()]
+        told = [(None, None, GROUP_TITLES[group], _percent(found[group], notes[group])) for group in found]
         for group, spread in found.items():
             place = {"key": GROUP_TITLES[group], "group": group, "label": label}
             rows.append({**place, "value": _short(spread.mean), "tip": tip(label, told)})
@@ -169,8 +169,9 @@ def _errors_by_label(order: Sequence[str]) -> tuple[Spec, Spec]:
     return x, y
 
 
-def _percent(spread: Spread) -> str:
-    return f"{spread.mean:.2f} %" if spread.n < 2 else f"{spread.mean:.2f} ± {spread.std:.2f} %"
+def _percent(spread: Spread, note: str = "") -> str:
+    shown = f"{spread.mean:.2f} %" if spread.n < 2 else f"{spread.mean:.2f} ± {spread.std:.2f} %"
+    return f"{shown} ({note})" if note else shown
 
 
 def _limits(study: Study) -> tuple[dict[str, Rows], list[Spec], list[str]]:
@@ -222,7 +223,8 @@ def errors_by_study(studies: Sequence[Study]) -> Chart | None:
                 if len(means) < len(study.runs):
                     continue
                 spread = Spread.of(means)
-                told = tip(study.title, [(None, None, f"{label}, {GROUP_TITLES[group]}", _percent(spread))])
+                shown = _percent(spread, study.fewer_tasks(name, metric))
+                told = tip(study.title, [(None, None, f"{label}, {GROUP_TITLES[group]}", shown)])
                 row = {"key": keys[place], "label": label, "group": group, "value": _short(spread.mean), "tip": told}
                 rows.append(row)
                 if group == "all":

@@ -11,18 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tcil.experiments.reporting.collect import Study
+from tcil.experiments.reporting.guessing import Guessing, guessing
 from tcil.experiments.reporting.statistics import Spread, paired_difference
-from tcil.experiments.runs.catalogue import ALL_DATA
+from tcil.experiments.runs.catalogue import ALL_DATA, AS_TRAINED
 from tcil.experiments.runs.results import RANKED, Bins
 
-ORACLE, AS_TRAINED = "optimal-ts", "vanilla"
+ORACLE = "optimal-ts"
 LEVEL = 0.05  # points: a smaller difference rounds to 0.0
+_GROUPS_NOT_KNOWN = (
+    "What one temperature hides is not known: not every task has an error of images predicted as old and of images"
+    " predicted as new classes."
+)
 HIDDEN = 1.0  # points that the error of old or of new classes must be above that of all images to be told
 
 
 @dataclass(frozen=True)
 class Level:
-    """A calibrator's errors in percent, means over tasks, one for each run; of groups only where all runs have them."""
+    """A calibrator's errors in percent, means over tasks by run; of groups only where all tasks have them."""
 
     name: str
     title: str
@@ -59,11 +64,13 @@ class Facts:
     tried: int
     n_tasks: int
     n_seeds: int
+    guessing: Guessing | None = None
 
     @property
     def nearest(self) -> Level | None:
-        """The calibrator with the lowest error."""
-        return min(self.calibrators, key=lambda level: level.mean, default=None)
+        """The calibrator with the lowest error; none where networks are no better than guessing."""
+        levels = self.calibrators if self.guessing is None else ()
+        return min(levels, key=lambda level: level.mean, default=None)
 
 
 def percent(values: Sequence[float]) -> str:
@@ -104,6 +111,7 @@ def facts(study: Study) -> Facts:
         tried=len(calibrators),
         n_tasks=study.n_tasks,
         n_seeds=len(study.runs),
+        guessing=guessing(study),
     )
 
 
@@ -119,8 +127,9 @@ def _level(study: Study, name: str) -> Level | None:
 
 
 def _percents(study: Study, name: str, metric: str) -> tuple[float, ...]:
+    """The means of the runs, if every task of each has a value where it could have one."""
     means = [100 * value for value in study.means(name, metric) if value is not None]
-    return tuple(means) if len(means) == len(study.runs) else ()
+    return tuple(means) if len(means) == len(study.runs) and not study.fewer_tasks(name, metric) else ()
 
 
 def _gap(study: Study, name: str, group: str) -> float | None:
@@ -162,6 +171,9 @@ def sentences(studies: Sequence[Study]) -> tuple[str, str, str]:
 def _nearest(known: Facts) -> str:
     nearest, trained, oracle = known.nearest, known.as_trained, known.oracle
     over = f"averaged over {known.n_tasks} tasks" if known.n_tasks > 1 else "after the only task"
+    if known.guessing is not None:
+        without = f"; without calibration the ECE is {trained.percent} ({over})" if trained is not None else ""
+        return f"No calibrator is named, because {known.guessing.told}{without}."
     if nearest is None:
         why = "No calibrator has an answer after every task" if known.tried else "No calibrator was fitted"
         if trained is None:
@@ -250,7 +262,7 @@ def _hidden(known: Facts) -> str:
         return "With one task no class is old yet, so one temperature has no difference between old and new to hide."
     one = next((level for level in (known.oracle, known.as_trained) if level is not None and level.groups), None)
     if one is None or one.groups is None:
-        return "What one temperature hides is not known: no error of images predicted as old, and as new, classes."
+        return _GROUPS_NOT_KNOWN
     old, new = one.groups
     hides = max(old, new) - one.mean > HIDDEN
     head = "One temperature hides" + ("" if hides else " little of") + " the difference between old and new classes"
@@ -276,6 +288,20 @@ def _sign(gap: float | None) -> str:
 
 
 def _nearest_of_several(known: Sequence[Facts]) -> str:
+    guess = sum(one.guessing is not None for one in known)
+    if guess == len(known):
+        return f"No calibrator is named: in all of the {guess} studies some networks are no better than guessing."
+    counted = _counted([one for one in known if one.guessing is None])
+    return f"{counted} {_left_out(guess)}" if guess else counted
+
+
+def _left_out(guess: int) -> str:
+    studies = "1 study is" if guess == 1 else f"{guess} studies are"
+    return f"{studies} not counted, because some of the networks are no better than guessing."
+
+
+def _counted(known: Sequence[Facts]) -> str:
+    """In how many studies each calibrator is the nearest."""
     answers = [one.nearest for one in known if one.nearest is not None]
     if not answers:
         return "No calibrator has an answer after every task in any of these studies."
@@ -346,7 +372,7 @@ def _hidden_of_several(known: Sequence[Facts]) -> str:
         if one.oracle is not None and one.oracle.groups is not None
     ]
     if not levels:
-        return "What one temperature hides is not known: no error of images predicted as old, and as new, classes."
+        return _GROUPS_NOT_KNOWN
     hides = sum(max(old, new) - mean > HIDDEN for mean, old, new in levels)
     mean, old, new = (sum(column) / len(column) for column in zip(*levels, strict=True))
     return (

@@ -19,7 +19,23 @@ from tcil.foundation.files import replace_file
 
 @dataclass(frozen=True)
 class Cell:
-    """One value, a mean over seeds, or words where there is no number."""
+    """One value of a table.
+
+    Attributes
+    ----------
+    spread : Spread or None
+        The number, mostly a mean over seeds.
+    words : str
+        What stands there where there is no number, such as "n/a".
+    bold : bool
+        Whether it is set in bold: the best of its column.
+    digits : int
+        Decimal places.
+    signed : bool
+        Whether a plus sign is shown.
+    note : str
+        What is said of the number, in brackets behind it.
+    """
 
     spread: Spread | None = None
     words: str = ""
@@ -194,13 +210,13 @@ def write_tables(grids: Sequence[Grid], out: Path) -> None:
 def html(grid: Grid) -> Markup:
     """For a page; every string is escaped. Cells with a number carry it, so that columns can be sorted."""
     kind = Markup(' class="wordy"') if grid.wordy else ""
-    parts = [Markup("<table{}><caption>{}</caption><thead><tr>").format(kind, grid.title)]
+    parts = [Markup("<table{}><caption><span>{}</span></caption><thead><tr>").format(kind, grid.title)]
     parts += [Markup('<th scope="col">{}</th>').format(name) for name in grid.columns]
     parts.append(Markup("</tr></thead>"))
     for heading, rows in grid.blocks:
         parts.append(Markup("<tbody>"))
         if heading:
-            line = Markup('<tr class="heading"><th scope="rowgroup" colspan="{}">{}</th></tr>')
+            line = Markup('<tr class="heading"><th scope="rowgroup" colspan="{}"><span>{}</span></th></tr>')
             parts.append(line.format(len(grid.columns), heading))
         for row in rows:
             parts.append(Markup('<tr class="apart">') if row.apart else Markup("<tr>"))

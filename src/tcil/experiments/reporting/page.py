@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -41,17 +41,17 @@ if TYPE_CHECKING:  # with matplotlib, which only the paper's pictures need
     from tcil.experiments.reporting.plots import Picture
 
 LEAD = (
-    "Figures are percentages, means over tasks (counted from 0) unless they stand by task. Every calibrator is fitted"
-    " on the very same networks; only 'Vanilla, all data' is a second training, without a validation set. Rows in"
-    " italics are not ranked: they see data that the others do not, or have other options."
+    "All figures are percentages. They are means over tasks unless a table lists the tasks, which are counted from 0."
+    " Every calibrator is fitted on the same networks; only 'Vanilla, all data' comes from a second training, without a"
+    " validation set. Rows in italics are not ranked: they use data that the others do not have, or other options."
 )
 TERMS = {
     "ECE": "Expected calibration error in ten bins: how far confidence is from accuracy. Lower is better.",
     "ECE old, ECE new": "The ECE of images predicted as old classes, and of those predicted as new ones.",
     "AECE": "The same error with ten bins of equal size.",
     "To oracle": "How many points a calibrator's ECE is above that of Optimal TS.",
-    "Optimal TS": "The oracle: one temperature fitted on the test set itself. No calibrator is given that data.",
-    "Noise floor": "The ECE that a perfectly calibrated model would show by chance on this number of test images.",
+    "Optimal TS": "The oracle: one temperature fitted on the test set itself, which no calibrator may use.",
+    "Noise floor": "The ECE that a perfectly calibrated model would have by chance on this number of test images.",
 }
 
 
@@ -119,11 +119,20 @@ def write_report(runs: Sequence[StoredRun], path: Path, title: str | None = None
         )
         others = [side_by_side(groups, key) for key in OVERVIEW if key != "ece"]
         sections = [Section("Studies side by side", grids=others), *study_sections(groups)]
-    return write_sections(path, front, [*sections, READING])
+    return write_sections(path, front, [*sections, READING], marks_of(runs))
 
 
-def write_sections(path: Path, front: Section, sections: Sequence[Section]) -> Path:
-    """Render sections as one file, with what comes first on top; every string is escaped, nothing is loaded."""
+def marks_of(runs: Sequence[StoredRun]) -> frozenset[str]:
+    """A short name of each run, which the page carries: a report of other runs replaces it only on request."""
+    names = (run.settings.without() + run.origin for run in runs)
+    return frozenset(hashlib.sha256(name.encode()).hexdigest()[:12] for name in names)
+
+
+def write_sections(path: Path, front: Section, sections: Sequence[Section], marks: Collection[str]) -> Path:
+    """Render sections as one file, with what comes first on top; every string is escaped, nothing is loaded.
+
+    `marks` say of which runs the page is; `check_replaced` compares them with those of the next report.
+    """
     own = {name: resources.files(__package__).joinpath(name).read_text() for name in ("page.css", "page.js")}
     template = resources.files(__package__).joinpath("page.html.jinja").read_text()
     page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
@@ -131,6 +140,7 @@ def write_sections(path: Path, front: Section, sections: Sequence[Section]) -> P
     vega = scripts() if interactive else ""
     pictures, figures = itertools.count(), itertools.count()
     content = page.render(
+        marks=" ".join(sorted(marks)),
         front=front,
         tree=_placed(sections, set()),
         style=Markup(own["page.css"]),  # our own file  # nosec B704
@@ -172,12 +182,13 @@ def _placed(sections: Sequence[Section], taken: set[str], before: str = "") -> l
     return placed
 
 
+PAPER = "paper"  # what a page of 'tcil reproduce' is of
 _MARKS = {"report.html": b'<meta name="generator" content="tcil">', "tables.csv": b"table,line,block,row,"}
 _MARK_UNTIL_0_1 = b":root { --ink: #1c2430; --soft: #5b6675;"  # of pages that name no generator
 
 
 def check_report(folder: Path, argument: str = "out") -> None:
-    """Refuse a folder where a report would overwrite files that an earlier one did not leave; before any work."""
+    """Refuse a folder where a report would overwrite files that no report has left; before any work."""
     ours = {name for name, mark in _MARKS.items() if (folder / name).is_file() and _begins(folder / name, mark)}
     for name in ("report.html", "tables.csv", "tables.md", "tables.tex"):
         kin = "report.html" if name == "report.html" else "tables.csv"  # tables are written together
@@ -186,10 +197,40 @@ def check_report(folder: Path, argument: str = "out") -> None:
             raise invalid(argument, given, "a folder for the report alone", "Nothing was written. Take another.")
 
 
+def check_replaced(folder: Path, marks: Collection[str], argument: str = "out") -> None:
+    """Refuse a folder whose report is of something that a report with these marks would not show.
+
+    The same runs again, or the same and more, replace their earlier report.
+    """
+    page = folder / "report.html"
+    if not page.is_file():
+        return
+    found = re.search(rb'<meta name="tcil-report" content="([^"]*)">', _start(page, 2**20))
+    before = None if found is None else set(found[1].decode("ascii", "replace").split())
+    if before is not None and before <= set(marks):
+        return
+    what = "of an earlier version, which does not name its runs" if before is None else _other(before, marks)
+    given = f"{folder}, which holds a report {what}"
+    advice = f"Nothing was written. Take another --{argument}, or add --overwrite to replace it."
+    raise invalid(argument, given, "a folder without a report of other runs", advice)
+
+
+def _other(before: Collection[str], marks: Collection[str]) -> str:
+    """Of what a report is, beside one with these marks."""
+    if PAPER in before:
+        return "of 'tcil reproduce'"
+    missing, runs = len(set(before) - set(marks)), "1 run" if len(before) == 1 else f"{len(before)} runs"
+    return f"of {runs}, {missing} of which {'is' if missing == 1 else 'are'} not given now"
+
+
 def _begins(file: Path, mark: bytes) -> bool:
-    with open_regular(file) as opened:
-        start = opened.read(4096)
+    start = _start(file, 4096)
     return mark in start or _MARK_UNTIL_0_1 in start
+
+
+def _start(file: Path, count: int) -> bytes:
+    with open_regular(file) as opened:
+        return opened.read(count)
 
 
 def inline_svg(svg: str, words: str, number: int) -> Markup:

@@ -70,7 +70,7 @@ def show_report(
 def open_page(page: Path, console: Console) -> None:
     """Show a page in the browser of this machine, if there is one."""
     if not webbrowser.open(page.resolve().as_uri()):
-        console.print("no browser was found: open the report by hand", soft_wrap=True)
+        console.print("No browser was found. Open the report yourself.", soft_wrap=True)
 
 
 def _show_tasks(groups: Sequence[Study], console: Console) -> None:
@@ -99,7 +99,7 @@ def _show_studies(groups: Sequence[Study], console: Console) -> None:
 
 
 def show_recalibration(anew: Recalibration, redraw: int, console: Console) -> None:
-    """The means of what was calibrated anew and how they depend on the draws; the run's page with its new rows."""
+    """The means of the new rows and how they depend on the draws; the run's page is written again with these rows."""
     folder = anew.run.path
     if anew.whole:
         write_report(read_runs([folder]), folder / "report.html")

@@ -11,8 +11,17 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and population standard deviation over n values, as the paper reports them; n is 0 for a lone number.
+    """Mean and population standard deviation, as the paper reports them.
 
+    Attributes
+    ----------
+    mean, std : float
+        Over the values.
+    n : int
+        How many values; 0 for a lone number, which is no mean.
+
+    Examples
+    --------
     >>> from tcil.experiments.reporting.statistics import Spread
     >>> Spread.of([4.0, 6.0])
     Spread(mean=5.0, std=1.0, n=2)
@@ -35,7 +44,17 @@ class Spread:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of b - a over pairs, with the 95 % interval that Student's t gives it (none for a single pair)."""
+    """The mean of b - a over pairs, with its 95 % interval by Student's t.
+
+    Attributes
+    ----------
+    mean : float
+        Over the pairs.
+    low, high : float or None
+        The ends of the interval; None for a single pair.
+    n : int
+        How many pairs.
+    """
 
     mean: float
     low: float | None

@@ -10,11 +10,12 @@ from dataclasses import replace
 from tcil.experiments.reporting.collect import Study, shown, studies
 from tcil.experiments.reporting.findings import ORACLE, noise_floor
 from tcil.experiments.reporting.grids import Cell, Grid, Row
+from tcil.experiments.reporting.guessing import guessing
 from tcil.experiments.reporting.statistics import Spread, paired_difference
 from tcil.experiments.runs.catalogue import ALL_DATA, OLD_DATA, Heading, in_order
 from tcil.experiments.runs.catalogue import ORACLE as ORACLE_BLOCK
 from tcil.experiments.runs.reasons import NoAnswer, in_common
-from tcil.experiments.runs.results import RANKED, WITH_OPTIONS
+from tcil.experiments.runs.results import RANKED, WITH_OPTIONS, first_task
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.errors import invalid
 from tcil.foundation.options import Verdict
@@ -46,12 +47,20 @@ HEADINGS = {
 
 
 def percent_of(study: Study, name: str, metric: str, bold: bool = False) -> Cell:
-    """A calibrator's mean over tasks, over the seeds that have it; 'n = 1' and so on where some have not."""
+    """A calibrator's mean over tasks, over the seeds that have it.
+
+    Noted beside it: 'n = 1' and so on where some seeds have not, '8 of 9 tasks' where some tasks have no value.
+    """
     trying = study.having(name)
     if trying is None:
         return Cell(words="not run")
-    cell = percent(trying.means(name, metric), bold)
-    return cell if len(trying.runs) == len(study.runs) else replace(cell, note=f"n = {len(trying.runs)}")
+    fewer = f"n = {len(trying.runs)}" if len(trying.runs) < len(study.runs) else ""
+    return _noted(percent(trying.means(name, metric), bold), fewer, trying.fewer_tasks(name, metric))
+
+
+def _noted(cell: Cell, *notes: str) -> Cell:
+    """The cell with what is to be said of its number; words need no note."""
+    return cell if cell.spread is None else replace(cell, note=", ".join(filter(None, notes)))
 
 
 def percent(values: Sequence[float | None], bold: bool = False) -> Cell:
@@ -65,11 +74,16 @@ def percent(values: Sequence[float | None], bold: bool = False) -> Cell:
 def best(study: Study, names: Sequence[str], metric: str) -> str | None:
     """The calibrator with the least mean, if it has every seed, and paired intervals tell it from all that have.
 
-    Those with fewer seeds must be higher on the average over theirs.
+    Those with fewer seeds must be higher on the average over theirs. What has no value after some task is not ranked,
+    and nothing is where networks are no better than guessing.
     """
     candidates = {}
+    if guessing(study) is not None:
+        return None
     for name in names:
         trying = study.having(name)
+        if trying is not None and trying.fewer_tasks(name, metric):
+            continue
         values = {run.seed: run.mean(name, metric) for run in trying.runs} if trying is not None else {}
         answers = {seed: value for seed, value in values.items() if value is not None}
         if answers and len(answers) == len(values):  # what is shown as n/a is not ranked
@@ -150,14 +164,16 @@ def _over_seeds(studies: Sequence[Study], bold: bool) -> str:
     seeds = sorted({len(study.runs) for study in studies})
     if seeds == [1]:
         return "One seed."
-    note = f"{' or '.join(map(str, seeds))} seeds: mean ± standard deviation; n where a row has fewer."
-    return note + (
-        " Bold: the lowest ranked row, by the paired 95 % intervals to all that have every seed." if bold else ""
-    )
+    note = f"{' or '.join(map(str, seeds))} seeds: mean ± standard deviation; n where a row has fewer seeds."
+    rule = " Bold: the lowest ranked row, if paired 95 % intervals tell it from all others with every seed."
+    return note + (rule if bold else "")
 
 
 def remarks(study: Study) -> list[str]:
-    """What was out of the ordinary in a fit, or why there was none, with how often; in the order of the table."""
+    """What was out of the ordinary: networks that guess, and fits with a verdict or without an answer, with how often.
+
+    Fits are in the order of the table.
+    """
     tried: Counter[str] = Counter()
     alike: dict[tuple[str, *tuple[str | None, ...]], list[NoAnswer | Verdict]] = {}  # but for their numbers
     tasks = [task for run in study.runs for task in run.tasks]
@@ -171,7 +187,9 @@ def remarks(study: Study) -> list[str]:
         for verdict in row.verdicts:
             if verdict is not Verdict.OK:
                 alike.setdefault((row.title, verdict), []).append(verdict)
-    return [
+    guesses = guessing(study)
+    first = [f"{guesses.told}: nothing is ranked."] if guesses is not None else []
+    return first + [
         f"{title}: {_in_words(group)} ({len(group)} of {tried[title]} tasks)." for (title, *_), group in alike.items()
     ]
 
@@ -192,8 +210,8 @@ def by_task(study: Study, metric: str) -> Grid:
         cells = [percent(values) for values in zip(*by_run, strict=True)]
         rows.append(Row(title, (*cells, percent_of(study, name, metric)), block, block != RANKED))
     columns = ("after task", *(str(task.task) for task in study.runs[0].tasks), "mean")
-    if metric == "ece_predicted_old":  # after the first task nothing is old
-        rows = [replace(row, cells=(Cell(words="-"), *row.cells[1:])) for row in rows]
+    if start := first_task(metric):
+        rows = [replace(row, cells=(*[Cell(words="-")] * start, *row.cells[start:])) for row in rows]
     return Grid(f"{study.title}: {COLUMNS[metric]} by task, %", columns, tuple(rows))
 
 
@@ -203,7 +221,8 @@ RISKS = (0.05, 0.1, 0.2)  # that thresholds promise in tables
 def decisions(study: Study) -> list[Grid]:
     """What calibrators are worth for decisions: thresholds and prediction sets, promised beside achieved.
 
-    Means over the tasks after the first, where old and new classes differ. None where no row has such figures.
+    Means over the tasks after the first, where old and new classes differ; noted where some of them have no value, such
+    as the errors among accepted images after a task in which none was accepted. None where no row has such figures.
     """
     names = [name for name in study.titles() if _decided(study, name, "risks/model_based/all/0.1/coverage")]
     if not names:
@@ -223,10 +242,10 @@ def decisions(study: Study) -> list[Grid]:
         for figure, title, note in (
             (
                 "achieved",
-                "errors among accepted images where the confidences claim so many, by predicted group",
-                "Model-based thresholds: no theorem backs them. Calibrated is what achieves what it claims.",
+                "errors among accepted images, by the errors that the confidences claim and by predicted group",
+                "Model-based thresholds: no theorem backs them. A calibrated model achieves what it claims.",
             ),
-            ("coverage", "images accepted where the confidences claim so many errors, by predicted group", ""),
+            ("coverage", "accepted images, by the errors that the confidences claim and by predicted group", ""),
         )
     ]
     backed = [name for name in names if _decided(study, name, "risks/finite_sample/all/0.1/coverage")]
@@ -265,10 +284,20 @@ def _decision_grid(
 ) -> Grid:
     titles, rows = study.titles(), []
     for name in names:
-        found = [_decided(study, name, figure) for figure in figures]
-        cells = tuple(Cell(Spread.of([scale * v for v in values])) if values else Cell(words="-") for values in found)
+        cells = tuple(_decision_cell(study, name, figure, scale) for figure in figures)
         rows.append(Row(titles[name].title, cells, titles[name].block, titles[name].block != RANKED))
     return Grid(title, ("calibrator", *heads), tuple(rows), (note,) if note else ())
+
+
+def _decision_cell(study: Study, name: str, figure: str, scale: float) -> Cell:
+    """The mean of a figure, and over how many tasks it is if not over all after the first."""
+    values = _decided(study, name, figure)
+    if not values:
+        return Cell(words="-")
+    by_task = [value for run in study.runs for value in run.values(name, figure)[1:]]
+    there = sum(value is not None for value in by_task)
+    note = f"{there} of {len(by_task)} tasks" if there < len(by_task) else ""
+    return Cell(Spread.of([scale * value for value in values]), note=note)
 
 
 def _decided(study: Study, name: str, figure: str) -> list[float]:
@@ -316,13 +345,16 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], metric: str) -> G
 
 def _paired(left: Study, right: Study, name: str, metric: str) -> tuple[Cell, ...]:
     """A calibrator on both sides, and the paired difference over the runs where both have an answer."""
-    values = zip(left.means(name, metric), right.means(name, metric), strict=True)
-    pairs = [(100 * x, 100 * y) for x, y in values if x is not None and y is not None]
-    if not pairs:
+    both = [
+        pair
+        for pair in zip(left.runs, right.runs, strict=True)
+        if all(run.mean(name, metric) is not None for run in pair)
+    ]
+    if not both:
         return (percent_of(left, name, metric), percent_of(right, name, metric), *[Cell(words="")] * 4)
-    left_values, right_values = zip(*pairs, strict=True)
-    sides = Cell(Spread.of(left_values)), Cell(Spread.of(right_values))
-    difference = paired_difference(left_values, right_values)
+    pair = [Study(runs) for runs in zip(*both, strict=True)]
+    sides = [percent_of(study, name, metric) for study in pair]
+    difference = paired_difference(*([100 * (value or 0.0) for value in study.means(name, metric)] for study in pair))
     ends = [Cell(words="") if end is None else Cell(Spread.lone(end), signed=True) for end in difference.interval]
     shift = Cell(Spread.lone(difference.mean), signed=True, bold=difference.excludes_zero)
     return (*sides, shift, *ends, Cell(words=str(difference.n)))
@@ -362,8 +394,14 @@ def side_by_side(studies: Sequence[Study], metric: str) -> Grid:
         f"{COLUMNS[metric]}: {MEANING[metric]}; mean over tasks, %",
         ("calibrator", *(study.title for study in studies)),
         tuple(rows),
-        (_over_seeds(studies, bold=any(winner)),),
+        (_over_seeds(studies, bold=any(winner)), *_guessing_studies(studies)),
     )
+
+
+def _guessing_studies(studies: Sequence[Study]) -> list[str]:
+    """Which studies have networks that are no better than guessing."""
+    found = [(study.title, guesses) for study in studies if (guesses := guessing(study)) is not None]
+    return [f"{title}: {guesses.told}: nothing is ranked." for title, guesses in found]
 
 
 def overview_of(studies: Sequence[Study]) -> Grid:

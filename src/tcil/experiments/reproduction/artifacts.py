@@ -19,7 +19,7 @@ from tcil.experiments.reproduction.claims import claims_grid, numbered
 from tcil.experiments.reproduction.finished import FinishedRuns
 from tcil.experiments.reproduction.schedules import LEARNERS, MAIN, Edition, Variation
 from tcil.experiments.runs.analysed import POLICIES
-from tcil.experiments.runs.catalogue import ALL_DATA
+from tcil.experiments.runs.catalogue import ALL_DATA, learner_title
 from tcil.foundation.errors import unknown_name
 
 OTHER_POLICIES = {f"t-cil-{policy}": policy for policy in POLICIES if policy != "paper"}
@@ -122,7 +122,7 @@ def _label(row: paper.PaperRow, study: Study | None) -> str:
         label = f"validation {row.validation}" + (f" (ours {ours})" if ours != row.validation else "")
         label = f"PACT (ours), {label}" if row.calibrator == "pact" else label
     elif row.table in ("grid", "compatibility", "tasks20"):
-        label = f"{row.learner.upper()}: {label}"
+        label = f"{learner_title(row.learner)}: {label}"
     return label if study is None or study.whole else f"{label}; {study.tasks_told}"
 
 
@@ -212,7 +212,7 @@ def _memorised(studies: Sequence[Study | None]) -> list[str]:
     for study in studies:
         if study is not None and study.memorised is not None and study.having("vanilla") is not None:
             accuracy = percent(study.means("vanilla", "accuracy")).text()
-            name = study.settings.learner.upper()
+            name = study.learner
             if study.settings.validation is not None and len({s.settings.validation for s in studies if s}) > 1:
                 name += f" ({study.settings.validation} for validation)"
             by_learner.setdefault(name, f"{name} {100 * study.memorised:.1f} % (accuracy {accuracy} %)")
@@ -275,7 +275,7 @@ def _by_study(name: str, draw: Draw) -> Callable[[FinishedRuns], Section]:
             ]
             pictures += [picture for picture in drawn if picture is not None]
             if not any(drawn):
-                missing.append(f"{learner.upper()} on {paper.DATASETS[dataset]} was not run.")
+                missing.append(f"{learner_title(learner)} on {paper.DATASETS[dataset]} was not run.")
         return Section(ARTIFACTS[name].title, [*ARTIFACTS[name].notes, *missing], pictures=pictures)
 
     return render
@@ -284,7 +284,7 @@ def _by_study(name: str, draw: Draw) -> Callable[[FinishedRuns], Section]:
 def _titled(
     picture: Picture | Chart | None, edition: Edition, dataset: str, learner: str, told: str = ""
 ) -> Picture | Chart | None:
-    where = f"{learner.upper()} on {paper.DATASETS[dataset]}, ours: {edition.title}{told}"
+    where = f"{learner_title(learner)} on {paper.DATASETS[dataset]}, ours: {edition.title}{told}"
     return picture and picture.about(where)
 
 
@@ -298,7 +298,7 @@ def _ece_progression(finished: FinishedRuns) -> Section:
                 where = f"{paper.DATASETS[dataset]}, ours: {edition.title}"
                 pictures.append(paper_figures.progression(studies).about(where))
                 missing += [
-                    f"{learner.upper()}: not run ({where})."
+                    f"{learner_title(learner)}: not run ({where})."
                     for learner, study in by_learner.items()
                     if study is None and learner in edition.learners
                 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from tcil.experiments.process.screen import Screen
 from tcil.experiments.reporting.collect import studies
 from tcil.experiments.reporting.grids import terminal, write_tables
-from tcil.experiments.reporting.page import READING, Section, study_sections, write_sections
+from tcil.experiments.reporting.page import PAPER, READING, Section, study_sections, write_sections
 from tcil.experiments.reproduction.artifacts import Artifact
 from tcil.experiments.reproduction.claims import numbered
 from tcil.experiments.reproduction.finished import FinishedRuns
@@ -36,7 +36,7 @@ def draw(artifacts: Sequence[Artifact], finished: FinishedRuns, report: Path, co
     content = [*sections, notes, *_own_runs(artifacts, finished)]
     left_out = " ".join(edition.left_out for edition in finished.editions if edition.left_out)
     front = Section("T-CIL reproduced", [line for line in (REPRODUCED, left_out) if line])
-    page = write_sections(report / "report.html", front, [*content, READING])
+    page = write_sections(report / "report.html", front, [*content, READING], {PAPER})
     console.print(f"tables {report / 'tables.md'}, .tex, .csv\nreport {page}", soft_wrap=True)
     return sections
 

@@ -149,11 +149,11 @@ def progression(studies: Sequence[Study]) -> Picture:
                 style = "--" if name == "optimal-ts" else "-"
                 axis.plot(tasks, mean, style, color=colour(name), marker=MARKERS[index], markersize=3.5, label=title)
                 axis.fill_between(tasks, values.min(0), values.max(0), color=colour(name), alpha=0.15, linewidth=0)
-                label = f"{study.settings.learner.upper()}: {title}"
+                label = f"{study.learner}: {title}"
                 table[label] = [*values.T, *[np.array([np.nan])] * (longest - study.n_tasks)]
                 words.append(f"{label} {listed(mean)}")
                 top = max(top, float(np.nanmax(values)))
-            axis.set(title=study.settings.learner.upper(), xlabel="after task", xticks=tasks)
+            axis.set(title=study.learner, xlabel="after task", xticks=tasks)
         for axis in axes[0]:
             axis.set_ylim(0, 1.05 * top)
         axes[0, 0].set_ylabel("ECE, %")

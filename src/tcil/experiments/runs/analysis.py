@@ -32,7 +32,7 @@ STEPS, FITS = 1 + len(DirectionPolicy), len(SHARES) * REPEATS  # what progress c
 
 
 def analyse(run: Run, listener: Listener) -> Analysis:
-    """All of it, task by task; found again where it is stored, and stopped at any moment, it goes on with that task."""
+    """The analysis of all tasks. Finished tasks are read from their files, so an interrupted analysis resumes there."""
     with run.store.held():
         results = [run.store.read_task_result(task.index) for task in run.stream]
         analysis = run.store.read_analysis()

@@ -1,4 +1,4 @@
-"""All calibrators on one finished task: the very same model, one forward pass for every metric."""
+"""All calibrators on one finished task: the same network for each, one forward pass for every metric."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tcil.experiments.runs.results import RANKED, WITH_OPTIONS
 
 ORACLE, OLD_DATA = "oracle", "with old-task validation data"
+AS_TRAINED = "vanilla"  # the row of the network as trained
 ALL_DATA = "vanilla-all-data"  # Vanilla of a second run, without a validation set
 ALL_DATA_TITLE = "Vanilla, all data"
 
@@ -49,6 +50,19 @@ CATALOGUE = {
     ),
     "pact-r": Description("PACT-R", "PACT with a reserve of old-task data (ours)", OLD_DATA),
 }
+
+
+_MIXED_CASE = {"bic": "BiC", "ranpac": "RanPAC"}  # of our learners; the names of the others are abbreviations
+
+
+def learner_title(name: str) -> str:
+    """What tables call a learner by its name in the settings; runs store the title of a user's own.
+
+    >>> learner_title("er"), learner_title("bic"), learner_title("my_package.learners:MyLearner")
+    ('ER', 'BiC', 'MyLearner')
+    """
+    short = name.rpartition(":")[2]
+    return _MIXED_CASE.get(short, short.upper() if short.isalpha() and short.islower() else short)
 
 
 class Heading(NamedTuple):

@@ -1,4 +1,4 @@
-"""The files of a task that is being trained, from which it goes on after a stop or a kill.
+"""The files of a task that is being trained, from which an interrupted training resumes.
 
 stage.safetensors holds the network at the start of a later stage, epoch.safetensors all that training needs after the
 last finished epoch, or the step at which a signal stopped it.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tcil.experiments.config.settings import RunSettings
 from tcil.experiments.process import stopping
 from tcil.experiments.process.exits import RunFailed, last_line
 from tcil.experiments.process.progress import CsvLog, Listener, Progress, TensorBoardLog
-from tcil.experiments.runs.catalogue import ALL_DATA, ALL_DATA_TITLE
+from tcil.experiments.runs.catalogue import ALL_DATA, ALL_DATA_TITLE, AS_TRAINED
 from tcil.experiments.runs.entries import check_calibrators
 from tcil.experiments.runs.results import RunResult
 from tcil.experiments.runs.run import Run
@@ -45,24 +45,23 @@ def complete_run(
     backup: Path | None = None,
     compiled: bool = False,
 ) -> StoredRun:
-    """Do what is missing of one run; with `full_data`, once more without a validation set, for Vanilla.
+    """Do what is missing of a run; with `full_data`, also train it without a validation set, for Vanilla.
 
     `until` and `backup` as in `Run`.
     """
     check_options(calibrators, log)
     folder = out / settings.name
-    limits: dict[str, Any] = {"until": until, "backup": backup}
-    limits |= {"device": device, "compiled": compiled, "stop": stopping.requested}
+    run_in = partial(Run, device=device, compiled=compiled, stop=stopping.requested, until=until, backup=backup)
     with _features_shown(settings, display) as on_features:
-        run = Run(settings, folder, data=data, on_features=on_features, **limits)
+        run = run_in(settings, folder, data=data, on_features=on_features)
     with run.store.held():
         result = _shown(run, calibrators, log, display, "")
         if full_data and settings.validation:
             everything = settings.on_all_data()
-            other = Run(everything, out / everything.name, dataset=run.images, **limits)
+            other = run_in(everything, out / everything.name, dataset=run.images)
             with other.store.held(stopping.check):  # whoever works on it does what is needed here
-                beside = _shown(other, ["vanilla"], log, display, " all data")
-            result = _with_all_data(result, beside)
+                beside = _shown(other, [AS_TRAINED], log, display, " all data")
+            result = with_all_data(result, beside)
             for task in result.tasks:
                 run.store.write_task_result(task)
             run.store.write_results(result)
@@ -72,7 +71,7 @@ def complete_run(
 
 @contextmanager
 def _features_shown(settings: RunSettings, display: Display) -> Iterator[OnFile]:
-    """What is told of the features of a pre-trained backbone while they are computed."""
+    """Show the progress of computing the features of a pre-trained backbone."""
     if not is_pretrained(settings.network):
         yield lambda done, files: None
         return
@@ -80,15 +79,15 @@ def _features_shown(settings: RunSettings, display: Display) -> Iterator[OnFile]
         yield lambda done, files: shown(Progress(0, 1, "features", done, files))
 
 
-def _with_all_data(result: RunResult, beside: RunResult) -> RunResult:
-    """The results of a run with the row of Vanilla of another, that was trained on all the data."""
-    rows = [full.calibrators["vanilla"].titled(ALL_DATA_TITLE) for full in beside.tasks]
+def with_all_data(result: RunResult, beside: RunResult) -> RunResult:
+    """The results of a run with one more row: Vanilla of the run that was trained on all data."""
+    rows = [full.calibrators[AS_TRAINED].titled(ALL_DATA_TITLE) for full in beside.tasks]
     pairs = zip(result.tasks, rows, strict=False)  # either may have been taken further
     return result.with_tasks([*(task.with_row(ALL_DATA, row) for task, row in pairs), *result.tasks[len(rows) :]])
 
 
 def check_names(settings: RunSettings) -> None:
-    """Names in the settings that nothing is known by are told before any work."""
+    """Refuse unknown names in the settings, before any work."""
     learner_type(settings.learner)
     network_factory(settings.network)
     dataset_reader(settings.dataset, **settings.data_options)
@@ -97,7 +96,7 @@ def check_names(settings: RunSettings) -> None:
 
 
 def check_options(calibrators: Sequence[str] | None, log: str | None, *, here: bool = True) -> None:
-    """What is wrong with these is told before any work; devices too, if the work is done on this machine."""
+    """Refuse options that cannot work, before any work; devices too, if the work is done on this machine."""
     check_calibrators(calibrators, here=here)
     if log is not None and log not in LOGS:
         raise unknown_name("log", log, LOGS)

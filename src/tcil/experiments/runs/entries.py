@@ -359,7 +359,7 @@ def _with_options(name: str, entry: Entry, text: str) -> Entry:
 
 
 def check_calibrators(names: Sequence[str] | None, *, here: bool = True) -> None:
-    """Calibrators that are not known or cannot work are told before any work; devices, if they are of this machine."""
+    """Refuse calibrators that are unknown or cannot work, before any work; devices, if they are of this machine."""
     for device in [entry_of(name).device for name in names or ()]:
         if device is not None and here:
             checked_device(device)

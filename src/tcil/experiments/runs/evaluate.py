@@ -92,7 +92,7 @@ def read_finished(store: RunFolder, task: int, name: str) -> dict[str, Tensor]:
 
 
 def not_there(store: RunFolder, task: int, name: str) -> ValueError:
-    """What is said where a task lacks one of its files."""
+    """The error for a task that lacks one of its files."""
     packed = store.read_packed()
     if packed is not None and task in packed.without:
         given = f"{store.path}, a copy of 'tcil pack' that has the results of task {task}, but not its {name}"
@@ -112,7 +112,7 @@ def check_finished(store: RunFolder, stream: TaskStream) -> None:
 
 
 class _Batches:
-    """Normalised images with their columns, made batch by batch: never are all of them in memory."""
+    """Normalised images with their columns, made batch by batch, so that memory holds one batch only."""
 
     def __init__(self, pixels: Pixels, part: ImageSet, rows: Tensor, columns: Tensor) -> None:
         self._pixels, self._part, self._columns = pixels, part, columns

@@ -33,7 +33,7 @@ def check_folder(store: RunFolder, settings: RunSettings, images: DataNote) -> N
 
 
 def _check_version(store: RunFolder) -> None:
-    """Refuse a folder of another format; say so where a run that another version began goes on."""
+    """Refuse a folder of another format; warn where another version of tcil began the run."""
     began = store.read_environment()
     check_format(began, store.path)
     version = began.tcil if began is not None else None

@@ -1,7 +1,8 @@
 """One process at a time in a run folder: a lock of the operating system, which ends with the process that holds it.
 
 By hand, not by filelock, which could replace the call of flock alone: refusing links and pipes, telling who holds the
-lock and taking it twice would still be ours. Where flock is missing it would leave files behind that block for ever.
+lock and taking it twice would still be ours. Where flock is missing it would leave
+files behind that block every later run.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class FolderLock:
 
 
 def _write(file: int, text: str) -> None:
-    """Who holds the lock is told as a courtesy: a full disk does not matter here.
+    """Write who holds the lock, as a courtesy: a full disk does not matter here.
 
     A file with another name elsewhere, in a backup by hard links say, is left as it is; the lock holds all the same.
     """

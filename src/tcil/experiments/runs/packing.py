@@ -16,7 +16,7 @@ def pack(run: Path, out: Path) -> Path:
     """Copy what a run needs to resume into `out`, under its own name, and return that folder.
 
     The copy has the results of all tasks and the network of the last one. Splits and exemplars follow from the seeds.
-    The run may be in progress meanwhile, and an earlier copy is brought up to date: at every moment it can be resumed.
+    The run may be in progress. An earlier copy is updated, and can be resumed at any time meanwhile.
     """
     source, target = RunFolder(run), RunFolder(out / run.resolve().name)
     check_entries(run)

@@ -1,15 +1,18 @@
-"""Calibration of finished runs anew, from what is stored."""
+"""Calibrate finished runs again, from what is stored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from tcil.experiments.config.settings import stored_settings
 from tcil.experiments.runs.calibrate import calibrate
+from tcil.experiments.runs.catalogue import ALL_DATA, ALL_DATA_TITLE, AS_TRAINED
+from tcil.experiments.runs.complete import with_all_data
 from tcil.experiments.runs.entries import check_calibrators
 from tcil.experiments.runs.evaluate import check_finished
 from tcil.experiments.runs.records import JsonObject
@@ -22,9 +25,16 @@ from tcil.foundation.errors import invalid
 
 @dataclass(frozen=True)
 class Recalibration:
-    """What was computed: the run with these rows alone; with `redraw`, the ECE of each calibrator by draw.
+    """What `recalibrate` computed.
 
-    `whole`: the run was finished, and its results of all tasks have these rows too.
+    Attributes
+    ----------
+    run : StoredRun
+        The run with these rows only.
+    draws : mapping of str to sequence of float
+        With `redraw`, the ECE of each calibrator by draw of the validation set.
+    whole : bool
+        Whether the run was finished, so that its results of all tasks have these rows too.
     """
 
     run: StoredRun
@@ -41,10 +51,13 @@ def recalibrate(
     trust: bool = False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Recalibration:
-    """Calibrate every finished task anew from what is stored, and store the rows beside the others.
+    """Calibrate every finished task again from what is stored, and store the rows beside the others.
 
     With `redraw`, also over other draws of the validation set after the last task, stored as redraw.json. Code that the
     folder's settings name is imported only with `trust`.
+
+    The row "Vanilla, all data" belongs to a second run. If Vanilla is computed again and that run's folder is beside
+    this one, its row is computed again too; otherwise `tell` is called with the reason.
     """
     check_calibrators(calibrators)
     check_entries(folder)
@@ -61,8 +74,44 @@ def recalibrate(
         raise invalid("redraw", f"{redraw}", pool)
     run.check_folder()
     check_finished(store, run.stream)
-    with store.held():
-        return _recalibrated(run, stored, calibrators, redraw)
+    twin = _twin(run, calibrators, tell)
+    with store.held(), nullcontext() if twin is None else twin.store.held():
+        anew = _recalibrated(run, stored, calibrators, redraw)
+        if twin is None:
+            return anew
+        rows = _recalibrated(twin, StoredSettings.of(twin.settings), [AS_TRAINED], 0).run.result
+        return _with_twin(anew, store, rows)
+
+
+def _twin(run: Run, calibrators: Sequence[str] | None, tell: Callable[[str], None]) -> Run | None:
+    """The run on all data whose Vanilla is a row of this one, if that row is to be computed again and can be."""
+    tasks = (run.stored_result(number, None) for number in range(len(run.stream)))
+    has_row = any(task is not None and ALL_DATA in task.calibrators for task in tasks)
+    if not has_row or (calibrators is not None and AS_TRAINED not in calibrators):
+        return None
+    settings = run.settings.on_all_data()
+    folder = run.store.path.parent / settings.name
+    try:
+        check_entries(folder)
+        twin = Run(settings, folder, dataset=run.images, until=len(run.stream))
+        twin.check_folder()
+        check_finished(twin.store, twin.stream)
+    except (ValueError, OSError) as reason:
+        tell(f"The row '{ALL_DATA_TITLE}' stays as it is, because its own run cannot be read: {reason}")
+        return None
+    return twin
+
+
+def _with_twin(anew: Recalibration, store: RunFolder, rows: RunResult) -> Recalibration:
+    """The same with Vanilla of the run on all data, stored beside the other rows."""
+    result = with_all_data(anew.run.result, rows)
+    for number, fresh in enumerate(result.tasks):
+        before = store.read_task_result(number)
+        store.write_task_result(fresh if before is None else before.renewed(fresh))
+    whole = store.read_results()
+    if whole is not None:
+        store.write_results(with_all_data(whole, rows))
+    return replace(anew, run=replace(anew.run, result=result))
 
 
 def _recalibrated(run: Run, settings: StoredSettings, calibrators: Sequence[str] | None, redraw: int) -> Recalibration:
@@ -95,5 +144,6 @@ def _recalibrated(run: Run, settings: StoredSettings, calibrators: Sequence[str]
         store.write_results(whole.with_tasks(tasks))
     if redraw:
         store.write_draws(Draws({title: tuple(values) for title, values in draws.items()}))
-    anew = RunResult.of_tasks(settings, results, len(results) < run.n_tasks)
+    title = None if whole is None else whole.learner_title
+    anew = RunResult.of_tasks(settings, results, len(results) < run.n_tasks, learner_title=title)
     return Recalibration(StoredRun(store.path, store.with_parts(anew)), draws, whole is not None)

@@ -75,7 +75,7 @@ class StoredRecord(BaseModel):
 
 
 def parse(kind: type[Kind], record: object) -> Kind:
-    """A record of this kind; `Damaged` names the field that is not as it should be.
+    """A record of this kind; `Damaged` names the first invalid field.
 
     >>> from tcil.experiments.runs.results import TaskResult
     >>> parse(TaskResult, {"task": "0", "seen": 2, "calibrators": {}})

@@ -1,7 +1,7 @@
 """What a run leaves, as types: frozen records, checked where they are read, and versioned.
 
-Files may hold more than is described here: it is kept, and written again. What older versions wrote is brought into the
-present form in one place, `_upgraded`. Nothing here needs torch.
+Fields that are not described here are kept, and written again. Records of older versions are converted in one place,
+`_upgraded`. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -162,7 +162,41 @@ class DecisionFigures(StoredRecord):
 
 
 class CalibratorRow(StoredRecord):
-    """A calibrator after a task: its figures, or why there are none. Older rows have no bins, and no more than that."""
+    """A calibrator after a task: its figures, or why there are none.
+
+    Figures are of the test images of all classes seen. Those that a row lacks are None: rows of older versions lack
+    what was added later, such as the bins.
+
+    Attributes
+    ----------
+    title, block : str
+        What tables call it, and the block that it stands in.
+    not_applicable : NoAnswer or None
+        Why there are no figures; None where there are.
+    accuracy, ece, aece, gap, classwise_ece, nll, brier, aurc : float or None
+        The metrics of `tcil.metrics`; `gap` is confidence minus accuracy. `nll` is None where it is infinite.
+    noise_floor, noise_ceiling : float or None
+        The ECE that these probabilities would have by chance if they were calibrated: its mean, and what it
+        stays below 95 times in 100.
+    ece_interval : pair of float or None
+        The 95 % bootstrap interval of the ECE.
+    ece_predicted_old, ece_predicted_new : float or None
+        The ECE of images predicted as old and as new classes; None where there is no such image.
+    by_task : ByTask or None
+        Figures by the task that an image comes from.
+    by_class : ByClass or None
+        Figures by class.
+    bins, bins_predicted_old, bins_predicted_new : Bins or None
+        Reliability diagrams.
+    decisions : DecisionFigures or None
+        Thresholds and prediction sets.
+    temperature : float or None
+        Of calibrators that have one.
+    temperature_interval : pair of float or None
+        The interval of the temperature, if the calibrator has one.
+    result : FitSummary or None
+        What the fit returned; None for the network as trained.
+    """
 
     title: str
     block: str
@@ -215,12 +249,12 @@ class CalibratorRow(StoredRecord):
 
     @property
     def up_to_date(self) -> bool:
-        """Whether it is all that this version would compute."""
+        """Whether it has everything that this version computes."""
         return not self.answered or self.bins is not None
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What was found out about the data of the fit."""
+        """The verdicts of the fit."""
         return self.result.all_verdicts if self.result is not None else ()
 
     def metric(self, name: str) -> float | None:
@@ -247,7 +281,7 @@ class CalibratorRow(StoredRecord):
 
 
 class MemorySummary(StoredRecord):
-    """How much of its memory the network knows by heart, by the task that an exemplar comes from."""
+    """How much of its memory the network has memorised, by the task that an exemplar comes from."""
 
     count: Count
     accuracy: Share | None
@@ -261,7 +295,23 @@ class MemorySummary(StoredRecord):
 
 
 class TaskResult(StoredRecord):
-    """Every calibrator's row after a task, and the history that the next task takes."""
+    """Every calibrator's row after a task, and the history that the next task takes.
+
+    Attributes
+    ----------
+    version : int
+        Of the record; older ones are converted when they are read.
+    task : int
+        The number of the task, from 0.
+    seen : int
+        Classes seen so far.
+    memory : MemorySummary or None
+        How well the network knows its exemplars.
+    calibrators : mapping of str to CalibratorRow
+        The rows by the name of the calibrator.
+    history : mapping of str to dict
+        What calibrators that learn from earlier tasks pass on to the next one.
+    """
 
     version: Number
     task: Count
@@ -310,7 +360,7 @@ class TaskResult(StoredRecord):
         return self.model_copy(update={"calibrators": {**self.calibrators, name: row}})
 
     def renewed(self, fresh: TaskResult) -> TaskResult:
-        """The same with rows computed anew, or added, and their history."""
+        """The same with these rows replaced or added, and their history."""
         rows = {**self.calibrators, **fresh.calibrators}
         history = {**self.history, **fresh.history}
         return self.model_copy(update={**fresh.given(), "calibrators": rows, "history": history})
@@ -341,6 +391,15 @@ def _with_reason(row: Any) -> Any:
 
 
 # A run -------------------------------------------------------------------------------------------------------
+
+
+def first_task(metric: str) -> int:
+    """The first task after which a metric can have a value: in task 0 no class is old.
+
+    >>> first_task("ece"), first_task("ece_predicted_old")
+    (0, 1)
+    """
+    return 1 if metric == "ece_predicted_old" else 0
 
 
 class StoredSettings(StoredRecord):
@@ -452,15 +511,34 @@ class DataNote(StoredRecord):
 
 
 class RunResult(StoredRecord):
-    """All tasks of a finished run. In copies that are kept, also with what it was computed, and its analysis.
+    """The results of a run.
 
-    `data` tells its images (or imported logits) from others; None in copies that were kept before there was such.
-    `until`: the run has not been taken to its end; these are the results of its first so many tasks.
+    Attributes
+    ----------
+    version : int
+        Of the record; older ones are converted when they are read.
+    settings : StoredSettings
+        What defines the run.
+    key : str or None
+        The hash of the settings.
+    learner_title : str or None
+        What tables call the learner; None in older results.
+    until : int or None
+        The number of tasks, where the run has not been taken to its last one.
+    tasks : tuple of TaskResult
+        The results after each task.
+    environment : Environment or None
+        What it was computed with; in kept copies only, since a run folder has a file of its own for it.
+    analysis : Analysis or None
+        What the paper's figures need beyond the tables; in kept copies only.
+    data : DataNote or None
+        What tells its images (or imported logits) from others; None in the copies of early versions.
     """
 
     version: Number
     settings: StoredSettings
     key: str | None = None
+    learner_title: str | None = None
     until: Count | None = None
     tasks: Annotated[tuple[TaskResult, ...], Field(strict=False, min_length=1)]
     environment: Environment | None = None
@@ -488,20 +566,34 @@ class RunResult(StoredRecord):
 
     @classmethod
     def of_tasks(
-        cls, settings: StoredSettings, tasks: Sequence[TaskResult], partial: bool, key: str | None = None
+        cls,
+        settings: StoredSettings,
+        tasks: Sequence[TaskResult],
+        partial: bool,
+        key: str | None = None,
+        learner_title: str | None = None,
     ) -> Self:
         """The results of these tasks; `partial` where the run has more."""
-        given = {"version": VERSION, "settings": settings, "tasks": tuple(tasks)}
-        given |= ({"key": key} if key is not None else {}) | ({"until": len(tasks)} if partial else {})
-        return cls.model_validate(given)
+        more = {"key": key, "learner_title": learner_title, "until": len(tasks) if partial else None}
+        given = {name: value for name, value in more.items() if value is not None}
+        return cls.model_validate({"version": VERSION, "settings": settings, "tasks": tuple(tasks), **given})
 
     def values(self, calibrator: str, metric: str) -> list[float | None]:
         """A metric by task."""
         rows = [task.answer(calibrator) for task in self.tasks]
         return [None if row is None else row.metric(metric) for row in rows]
 
+    def tasks_with(self, calibrator: str, metric: str) -> tuple[int, int]:
+        """After how many tasks a metric has a value, and after how many it could have one."""
+        values = self.values(calibrator, metric)[first_task(metric) :]
+        return sum(value is not None for value in values), len(values)
+
     def mean(self, calibrator: str, metric: str) -> float | None:
-        """The mean over tasks; None where some task has no answer. (No class is old after the first task.)"""
+        """The mean over the tasks that have a value; None where the calibrator has no answer after some task.
+
+        Where tasks lack a value, such as after a task in which no image was predicted as an old class, `tasks_with`
+        says how many, and tables mark the mean.
+        """
         rows = [task.answer(calibrator) for task in self.tasks]
         if any(row is None for row in rows):
             return None

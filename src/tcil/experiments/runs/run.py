@@ -24,7 +24,7 @@ from tcil.experiments.runs.machine import Machine
 from tcil.experiments.runs.records import JsonObject
 from tcil.experiments.runs.results import DataNote, RunResult, StoredSettings, TaskResult
 from tcil.experiments.runs.store import RunFolder
-from tcil.experiments.runs.tasks import check_stages, make_stream, task_generator, update_memory
+from tcil.experiments.runs.tasks import check_stages, imbalance, make_stream, task_generator, update_memory
 from tcil.foundation import ranks
 from tcil.foundation.errors import invalid
 from tcil.incremental.arithmetic import Arithmetic, Precision
@@ -34,6 +34,7 @@ from tcil.incremental.data.memory import Memory
 from tcil.incremental.data.stream import Task
 from tcil.incremental.learners import Learner, TaskData, make_learner
 from tcil.incremental.learners.base import Schedule, Stage
+from tcil.incremental.learners.registry import learner_type
 from tcil.incremental.networks import ResNet, network_factory
 from tcil.incremental.placement import Placement, choose_placement
 from tcil.incremental.pretrained.features import OnFile
@@ -42,14 +43,14 @@ from tcil.incremental.training import EpochState, Interrupted, OptimizerKind, tr
 
 
 class Run:
-    """One run in its folder. `execute` does what is not done yet; killed at any moment, it goes on where it was.
+    """One run in its folder. `execute` does what is missing: if a run is interrupted, the next call resumes it.
 
-    Once `stop` says so, it finishes its step, saves, and raises `Stopped`. With `until`, only the first so many tasks
-    are done, exactly as in the whole run, which a later call completes. `backup` is a folder that after every task gets
-    a copy from which the run can resume.
+    When `stop` returns True, the run finishes its step, saves, and raises `Stopped`. With `until`, it does this number
+    of tasks only, exactly as in the whole run, which a later call completes. `backup` is a folder that gets a copy
+    after every task, from which the run can resume.
 
-    With a network on a pre-trained backbone, the features of the images are computed before, into the folder `features`
-    beside the run's own, where other runs find them; `on_features` is told how many files of them are done.
+    With a network on a pre-trained backbone, the features of the images are computed first, into the folder `features`
+    beside the run's own, where other runs find them; `on_features` is called with the number of files done.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Run:
     def execute(
         self, calibrators: Sequence[str] | None = None, listener: Listener = lambda progress: None
     ) -> RunResult:
-        """Train, evaluate and calibrate whatever is missing; return all results. Alone in the folder, or not at all."""
+        """Train, evaluate and calibrate what is missing; return all results. Needs exclusive access to the folder."""
         with self.store.held():
             self._begin()
             with self.threads():
@@ -108,12 +109,10 @@ class Run:
         return [*CALIBRATORS, *(ON_FEATURES if self._on_features else ())]
 
     def _execute(self, calibrators: Sequence[str], listener: Listener) -> RunResult:
-        settings, done = StoredSettings.of(self.settings), list[TaskResult]()
-        before = self.store.read_results()  # a task's own file may be damaged where this one is whole
-        if before is not None and before.settings.record() != settings.record():
-            before = None
+        """The loop: each task is trained, evaluated once and calibrated with everything, as far as that is missing."""
+        done, before = list[TaskResult](), self._results_before()
         results_only = self._results_only()
-        for task, memory, learner in self.walk(listener):
+        for task, memory, learner in self.walk(listener):  # which trains
             result = self.stored_result(task.index, before)
             missing = [name for name in calibrators if result is None or name not in result.calibrators]
             logits = None
@@ -123,26 +122,42 @@ class Run:
                 logits = self._evaluate(task, memory, learner)
             if result is None or missing:
                 listener(Progress(task.index, len(self.stream), "calibrate", 0, 1))
-                started = time.perf_counter()
                 finished = self.finished(task, memory, learner, done[-1].history if done else {}, logits=logits)
-                fresh = calibrate(finished, missing, self._check_stop)
-                self.machine.note_seconds(task.index, "calibration", time.perf_counter() - started)
+                fresh = self._calibrate(finished, missing)
                 result = fresh if result is None else result.renewed(fresh)
                 self.store.write_task_result(result)
                 self.back_up()
-            assert result is not None
             done.append(result)
             listener(Progress(task.index, len(self.stream), "done", 1, 1))
-        if before is not None:  # which may have gone further
+        if before is not None:  # an earlier call may have done more tasks
             done += before.tasks[len(done) :]
-        whole = RunResult.of_tasks(settings, done, len(done) < self.n_tasks, key=self.settings.key)
+        return self._write_results(done)
+
+    def _results_before(self) -> RunResult | None:
+        """The results of an earlier call with these settings: they may be whole where a task's own file is damaged."""
+        before = self.store.read_results()
+        same = before is not None and before.settings.record() == StoredSettings.of(self.settings).record()
+        return before if same else None
+
+    def _calibrate(self, task: FinishedTask, calibrators: Sequence[str]) -> TaskResult:
+        """The rows of these calibrators; the time that they take is noted."""
+        started = time.perf_counter()
+        result = calibrate(task, calibrators, self._check_stop)
+        self.machine.note_seconds(task.index, "calibration", time.perf_counter() - started)
+        return result
+
+    def _write_results(self, tasks: Sequence[TaskResult]) -> RunResult:
+        """Store the results of all tasks together."""
+        settings, partial = StoredSettings.of(self.settings), len(tasks) < self.n_tasks
+        title = learner_type(self.settings.learner).title
+        whole = RunResult.of_tasks(settings, tasks, partial, key=self.settings.key, learner_title=title)
         self.store.write_results(whole)
         self.machine.note_where_missing()
         self.back_up()
         return whole
 
     def back_up(self) -> None:
-        """Bring the copy in the folder for backups, if there is one, up to date."""
+        """Update the copy in the backup folder, if there is one."""
         if self._backup is not None and ranks.current().first:
             from tcil.experiments.runs.packing import pack
 
@@ -169,7 +184,7 @@ class Run:
             raise invalid("run", given, "a folder with that network, or calibrators that have their rows", advice)
 
     def walk(self, listener: Listener | None = None) -> Iterator[tuple[Task, Memory, Learner]]:
-        """Each task with its memory and its network, trained now where it was not yet (refused without a listener)."""
+        """Each task with its memory and its network; trains what is not trained yet (refused without a listener)."""
         learner, memory = self._learner(), Memory()
         results_only = self._results_only()
         for task in self.stream:
@@ -193,7 +208,7 @@ class Run:
             yield task, memory, learner
 
     def _train(self, learner: Learner, data: TaskData, listener: Listener) -> None:
-        """All stages of a task, from where it was left."""
+        """Train all stages of a task that are not finished."""
         s = self.settings
         main = Schedule(s.epochs, s.lr, tuple(s.milestones), s.weight_decay, s.lr_shape)
         checkpoint = checkpoints.Checkpoint(self.store, data.index, learner)
@@ -230,7 +245,7 @@ class Run:
     def _saving(
         self, checkpoint: checkpoints.Checkpoint, task: int, number: int, stage: Stage, listener: Listener
     ) -> Callable[[EpochState, float], None]:
-        """What is done after each epoch of a stage: it is saved, timed and told."""
+        """What follows each epoch of a stage: save, note the time, report progress."""
         last = time.perf_counter()
 
         def on_epoch(now: EpochState, loss: float) -> None:
@@ -274,32 +289,11 @@ class Run:
             model=learner.model,
             memory=(pixels.plain(train, memory.rows), columns[memory.rows]),
             valid=(pixels.plain(train, valid), columns[valid]) if len(valid) else None,
-            imbalance=self._imbalance(task, memory, learner),
+            imbalance=imbalance(self.stream, task, memory, learner),
             history=history,
             reserve=(pixels.plain(train, spare), columns[spare]) if len(spare) else None,
             returned=task.returned,
         )
-
-    def _imbalance(self, task: Task, memory: Memory, learner: Learner) -> float | None:
-        """Presentations of images of a new class for each one of an old class; classes that came back are new."""
-        if len(task.current) == task.columns.stop:
-            return None
-        if not learner.rehearses and not task.returned:
-            return 1.0
-        if not task.returned:
-            whole = memory.imbalance(task)
-            return whole / learner.replays(len(task.train), memory.rehearsed) if whole is not None else None
-        seen, current = task.columns.stop, torch.tensor(task.current)
-        presented = torch.bincount(self.stream.columns[task.train], minlength=seen).double()
-        if learner.rehearses:
-            share = memory.rehearsed / task.columns.start
-            presented[: task.columns.start] += share * learner.replays(len(task.train), memory.rehearsed)
-        else:  # what was seen of a class in all tasks
-            before = [self.stream.columns[self.stream[i].train] for i in range(task.index)]
-            presented += torch.bincount(torch.cat(before), minlength=seen)
-        is_new = torch.zeros(seen, dtype=torch.bool)
-        is_new[current] = True
-        return float(presented[is_new].mean() / presented[~is_new].mean())
 
     def stored_result(self, task: int, whole: RunResult | None) -> TaskResult | None:
         """What a task's own file holds; where that is damaged, what the results of all tasks have of it."""
@@ -310,7 +304,7 @@ class Run:
         return stored
 
     def _begin(self) -> None:
-        """Make the folder, and see that it is this run's."""
+        """Make the folder, and check that it is this run's."""
         images = self.check_folder()
         self.store.create()
         self.store.write_settings(StoredSettings.of(self.settings))
@@ -353,7 +347,7 @@ FEATURES = "features"  # the folder of cached features, beside the folders of ru
 
 
 def _until(stop: Callable[[], bool], on_features: OnFile) -> OnFile:
-    """Between files, `on_features`; or, once `stop` says so, the end."""
+    """`on_features` between files, until `stop` returns True."""
 
     def on_file(done: int, files: int) -> None:
         if stop() and done < files:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Protocol
 from tcil import __version__
 from tcil.experiments.config.settings import FORMAT
 from tcil.experiments.runs.analysed import AnalysedTask, Analysis
-from tcil.experiments.runs.catalogue import Heading, in_order
+from tcil.experiments.runs.catalogue import Heading, in_order, learner_title
 from tcil.experiments.runs.locks import FolderLock
 from tcil.experiments.runs.records import JsonObject, Kind, parse
 from tcil.experiments.runs.results import (
@@ -65,7 +65,7 @@ class RunFolderWarning(UserWarning):
 
 
 class OtherVersionWarning(RunFolderWarning):
-    """A run goes on with another version of tcil than it was begun with."""
+    """A run is continued with another version of tcil than it was begun with."""
 
 
 class DamagedFileWarning(RunFolderWarning):
@@ -82,7 +82,7 @@ class RunFolder:
 
     @contextmanager
     def held(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """Alone in the folder. Where another process works in it: refused, or calling `waiting` until it ends."""
+        """Exclusive access to the folder. If another process works in it: refuse, or call `waiting` until it ends."""
         if not ranks.current().first:
             yield
             return
@@ -91,7 +91,7 @@ class RunFolder:
             yield
 
     def create(self) -> None:
-        """Make the folder, and clear what a killed process left half-written."""
+        """Make the folder, and remove incomplete files of a killed process."""
         with ranks.current().first_alone() as first:
             if not first:
                 return
@@ -246,7 +246,7 @@ class RunFolder:
                 replace_file(inside(self.path, name), content)
 
     def peek_json(self, name: str) -> JsonObject | None:
-        """A record that is nobody's loss: nothing is said of a damaged one."""
+        """A record that can be computed again: a damaged one is ignored without a warning."""
         content = self._read(name)
         try:
             return None if content is None else open_json(content, name)
@@ -285,8 +285,8 @@ class RunFolder:
             return None
 
     def _refuse(self, name: str, reason: Damaged) -> None:
-        """Say which file is damaged. It stays where it is until what it held has been computed anew."""
-        text = f"{self.path / name} is damaged ({reason}): it is not used, and computed anew where a run needs it"
+        """Warn about a damaged file. It stays where it is until its content has been computed again."""
+        text = f"{self.path / name} is damaged ({reason}): it is ignored, and computed again when a run needs it"
         if ranks.current().first and text not in self._told:
             self._told.add(text)
             warnings.warn(text, DamagedFileWarning, stacklevel=3)
@@ -298,7 +298,15 @@ class _Writable(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StoredRun:
-    """A finished run, and where it was found: a run folder, or the file of a copy."""
+    """A finished run, and where it was found.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        A run folder, or the file of a kept copy.
+    result : RunResult
+        Its results.
+    """
 
     path: Path
     result: RunResult
@@ -332,6 +340,11 @@ class StoredRun:
     def seed(self) -> int:
         """The training seed."""
         return self.settings.seed
+
+    @property
+    def learner(self) -> str:
+        """What tables call its learner."""
+        return self.result.learner_title or learner_title(self.settings.learner)
 
     @property
     def origin(self) -> str:

@@ -1,4 +1,4 @@
-"""The task stream that settings describe, and the memory that goes with it."""
+"""The task stream that settings describe, the memory that goes with it, and how unbalanced training is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tcil.foundation.errors import invalid
 from tcil.incremental.data.images import Dataset
 from tcil.incremental.data.memory import Memory, UniformMemory
 from tcil.incremental.data.stream import Task, TaskStream, class_order, equal_sizes
+from tcil.incremental.learners.base import Learner
 from tcil.incremental.learners.registry import learner_type
 
 EXEMPLARS, RESERVE = 8, 9  # what a task's generators of these numbers draw; those before them belong to its stages
@@ -51,7 +52,7 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
 
 
 def share_of(settings: RunSettings, seen: int) -> tuple[int, int]:
-    """Exemplars and reserved images of each class, when so many classes have been seen."""
+    """Exemplars and reserved images of each class, once `seen` classes have been seen."""
     share = settings.memory // seen
     if settings.reserve >= 1:
         held = int(settings.reserve)
@@ -61,7 +62,7 @@ def share_of(settings: RunSettings, seen: int) -> tuple[int, int]:
 
 
 def check_stages(learner: str, stages: Sequence[str]) -> None:
-    """Refuse a task with so many stages that some would draw what the memory draws."""
+    """Refuse a task with too many stages: their random numbers would be those of the memory."""
     if len(stages) > EXEMPLARS:
         raise invalid("learner", f"{learner!r} with {len(stages)} stages in a task", f"at most {EXEMPLARS} stages")
 
@@ -102,3 +103,28 @@ def check_indices(stream: TaskStream, index: int, exemplars: dict[int, Tensor], 
         raise RuntimeError(f"task {index}: training, validation and memory rows are not apart")
     if set(stream.columns[stream[index].valid].tolist()) - set(stream[index].current):
         raise RuntimeError(f"task {index}: validation rows of old classes")
+
+
+def imbalance(stream: TaskStream, task: Task, memory: Memory, learner: Learner) -> float | None:
+    """How often training presents a new class for each time it presents an old one; None where no class is old.
+
+    Classes that came back count as new. A learner that does not rehearse has seen old classes in earlier tasks only.
+    """
+    if len(task.current) == task.columns.stop:
+        return None
+    if not learner.rehearses and not task.returned:
+        return 1.0
+    if not task.returned:
+        whole = memory.imbalance(task)
+        return whole / learner.replays(len(task.train), memory.rehearsed) if whole is not None else None
+    seen, current = task.columns.stop, torch.tensor(task.current)
+    presented = torch.bincount(stream.columns[task.train], minlength=seen).double()
+    if learner.rehearses:
+        share = memory.rehearsed / task.columns.start
+        presented[: task.columns.start] += share * learner.replays(len(task.train), memory.rehearsed)
+    else:  # what was seen of a class in all tasks
+        before = [stream.columns[stream[i].train] for i in range(task.index)]
+        presented += torch.bincount(torch.cat(before), minlength=seen)
+    is_new = torch.zeros(seen, dtype=torch.bool)
+    is_new[current] = True
+    return float(presented[is_new].mean() / presented[~is_new].mean())

@@ -1,7 +1,7 @@
 """What runs cost, counted before they start, and how much of it is left while they are done.
 
-The unit is an image pass: one image through a network in training, forward and backward. A forward pass alone, of a
-teacher or of a frozen extractor, counts a third. Evaluation and calibration are not counted.
+The unit is an image pass: one image through a network in training, forward and backward. Each learner says how many a
+task takes (`Learner.passes`). Evaluation and calibration are not counted.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tcil.experiments.scheduling.status import Status
 from tcil.foundation.errors import invalid
 from tcil.incremental.data.layout import Layout
 from tcil.incremental.data.stream import equal_sizes
+from tcil.incremental.learners.base import TaskSize
+from tcil.incremental.learners.registry import learner_options, learner_type
 from tcil.incremental.networks import network_factory
 from tcil.incremental.placement import step_seconds
 from tcil.incremental.pretrained.networks import input_shape
 
-FORWARD = 1 / 3  # of an image pass
 LARGEST_BATCH, MOST_SECONDS = 64, 5.0  # of a measurement, about: an image of a larger batch takes as long
-_FINETUNE_EPOCHS = 30  # of EEIL and DER, unless their options say otherwise
 # Classes, training images of a class, channels and pixels of a side, as released: enough to weigh runs by.
 _RELEASED = {
     "digits": (10, 90, 1, 8), "noisy-digits": (10, 90, 1, 8), "cifar10": (10, 5000, 3, 32),
@@ -43,7 +43,7 @@ class Speed:
     source: str
 
     def seconds(self, network: str, passes: float) -> float:
-        """How long so many image passes take; NaN for a network of unknown speed."""
+        """How long this number of image passes takes; NaN for a network of unknown speed."""
         return passes / self.images_per_second.get(network, float("nan"))
 
     @property
@@ -92,11 +92,11 @@ class Passes:
         return sum(sum(stages.values()) for stages in self.tasks)
 
     def first(self, count: int | None) -> Passes:
-        """Of the first so many tasks; of all, for None."""
+        """Of the first `count` tasks; of all, for None."""
         return Passes(self.tasks[:count])
 
     def after(self, count: int) -> float:
-        """What is left after so many tasks."""
+        """What is left after the first `count` tasks."""
         return Passes(self.tasks[count:]).total
 
     def before(self, task: int, stage: str, share: float) -> float:
@@ -110,28 +110,19 @@ class Passes:
 
 
 def count_passes(settings: RunSettings, sizes: Sequence[int], rows: Sequence[int]) -> Passes:
-    """Image passes of a training whose tasks have so many new classes and rows of training data.
+    """Image passes of a training, from the new classes and training images of each task, as its learner counts them.
 
-    Without crops DER's frozen extractors see each image twice in all, plain and mirrored; with crops, in every epoch.
+    >>> from tcil.experiments.config.settings import build
+    >>> er = build({"preset": "cifar100", "tasks": 2, "classes": 20, "memory": 200, "epochs": 10})
+    >>> count_passes(er, [10, 10], [4900, 4900]).tasks
+    ({'train': 49000.0}, {'train': 51000.0})
     """
-    tasks: list[dict[str, float]] = []
-    epochs, seen = settings.epochs, 0
-    tuning = int(settings.learner_options.get("finetune_epochs", _FINETUNE_EPOCHS))
-    for task, (classes, own) in enumerate(zip(sizes, rows, strict=True)):
+    kind, options = learner_type(settings.learner), learner_options(settings.learner, settings.learner_options)
+    tasks, seen = [], 0
+    for task, (classes, new) in enumerate(zip(sizes, rows, strict=True)):
         share = share_of(settings, seen)[0] if seen else 0
-        every, balanced = own + share * seen, share * (seen + classes)
-        stages: dict[str, float] = {"train": epochs * every}
-        if settings.learner in ("ncm", "ranpac"):
-            stages["train"] = FORWARD * own
-        if seen and settings.learner in ("eeil", "wa", "bic"):
-            stages["train"] += FORWARD * epochs * every
-        if seen and settings.learner == "eeil":
-            stages["finetune"] = (1 + FORWARD) * tuning * balanced
-        if seen and settings.learner == "der":
-            looks = {n: n if settings.crop != 0 else min(2, n) for n in (epochs, tuning)}
-            stages["train"] += FORWARD * task * looks[epochs] * every
-            stages["finetune"] = FORWARD * (task + 1) * looks[tuning] * balanced
-        tasks.append(stages)
+        crops, balanced = settings.crop != 0, share * (seen + classes)
+        tasks.append(kind.passes(TaskSize(task, new, share * seen, balanced, settings.epochs, crops), options))
         seen += classes
     return Passes(tuple(tasks))
 
@@ -176,7 +167,7 @@ class _JobCost:
         return self.weight * (self.own.total + self.twin.total)
 
     def done(self, status: Status | None) -> float:
-        """How much of it is done by what the run says of itself."""
+        """How much of it is done, according to the run's status."""
         if status is None or not status.phase:
             return self.found
         name = status.phase.removeprefix("all data, ")
@@ -220,7 +211,7 @@ def _cost(job: Job, weight: float) -> _JobCost:
 
 
 def _finished(store: RunFolder, passes: Passes) -> int:
-    """How many tasks of a run have results: the first so many."""
+    """How many tasks of a run have results, counted from the first without a gap."""
     tasks = range(len(passes.tasks))
     return next((task for task in tasks if not store.has_task_result(task)), len(passes.tasks))
 

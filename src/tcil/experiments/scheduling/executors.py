@@ -77,7 +77,7 @@ class Resources:
 
 
 class ExecutorLost(RuntimeError):
-    """What an executor runs on is gone: nothing more can be started, and nothing more is heard."""
+    """The executor lost its cluster: it can start nothing more, and running jobs no longer answer."""
 
 
 class Executor(Protocol):
@@ -93,7 +93,7 @@ class Executor(Protocol):
         ...
 
     def ended(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """Jobs that have ended, after waiting for one for at most so many seconds."""
+        """Jobs that have ended; waits at most `seconds` for one."""
         ...
 
     def stop(self) -> None:
@@ -217,7 +217,7 @@ class Processes:
         worker.begin(job)
 
     def ended(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """Jobs that have ended, after waiting for one for at most so many seconds."""
+        """Jobs that have ended; waits at most `seconds` for one."""
         found = []
         for key, _ in self._outputs.select(seconds):
             worker: Worker = key.data
@@ -313,7 +313,7 @@ class Ray:
         self._jobs[self._task.remote(job.to_json())] = job
 
     def ended(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """Jobs that have ended, after waiting for one for at most so many seconds."""
+        """Jobs that have ended; waits at most `seconds` for one."""
         if not self._head_answers() and time.monotonic() - self._answered > LOST_AFTER:
             raise ExecutorLost(f"the Ray cluster is lost: its head at {self._head} no longer answers")
         if not self._jobs:
@@ -391,7 +391,7 @@ def visible_gpus() -> list[str]:
 
 
 def threads_of(cpus: float) -> int:
-    """Threads for so many CPUs: a fraction still needs one."""
+    """Threads for this number of CPUs: a fraction still needs one."""
     return max(1, int(cpus))
 
 

@@ -1,11 +1,10 @@
-"""One run of a sweep as a job: what a worker is told and what it answers, all as plain JSON."""
+"""One run of a sweep as a job: what a worker receives and what it answers, all as plain JSON."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from tcil import __version__
 from tcil.experiments.config.settings import RunSettings, own_settings
@@ -17,8 +16,8 @@ class Job:
     """One run, and all that a process needs to know for it.
 
     `threads`: None leaves them as they are. `home` is where the user's own parts are looked for. `analysis`: also what
-    the paper's figures need. `until`: only the first so many tasks. `backup`: a folder for copies to resume from.
-    `compiled`: training steps are.
+    the paper's figures need. `until`: only this number of tasks. `backup`: a folder for copies to resume from.
+    `compiled`: compile training steps.
     """
 
     settings: RunSettings
@@ -48,7 +47,7 @@ class Job:
     @classmethod
     def from_json(cls, line: str) -> Job:
         """What `to_json` wrote, in a process with the same version of tcil."""
-        record: dict[str, Any] = json.loads(line)
+        record = json.loads(line)
         version = record.pop("version")
         if version != __version__:
             raise invalid("tcil", f"version {__version__} on this node", f"{version}, as where the sweep was started")
@@ -74,5 +73,5 @@ class Outcome:
     @classmethod
     def from_json(cls, line: str) -> Outcome:
         """What `to_json` wrote."""
-        record: dict[str, Any] = json.loads(line)
+        record = json.loads(line)
         return cls(record["state"], record["message"], tuple(record["remarks"]))

@@ -1,4 +1,4 @@
-"""Many runs: independent jobs through an executor; what dies is tried again, what fails is listed."""
+"""Many runs: independent jobs through an executor; jobs whose worker died are tried again, failures are listed."""
 
 from __future__ import annotations
 

@@ -150,6 +150,54 @@ class Stage:
             raise invalid("stage", f"{self.name!r} with embed and beside", "one of the two")
 
 
+FORWARD = 1 / 3  # of an image pass: a forward pass alone, as of a teacher or of a frozen extractor
+
+
+@dataclass(frozen=True)
+class TaskSize:
+    """How much a task has to train on: what the cost of a task is counted from before anything is read.
+
+    Attributes
+    ----------
+    index : int
+        The number of the task, from 0.
+    new_images : int
+        Training images of its new classes.
+    exemplars : int
+        Exemplars of old classes.
+    balanced : int
+        Images of a balanced set: as many of every class as there are exemplars of an old one.
+    epochs : int
+        Those of the run's main schedule.
+    crops : bool
+        Whether images are cropped at random. If not, an image has two forms only, plain and mirrored, and what a
+        frozen part of the network makes of them is computed once.
+
+    Examples
+    --------
+    >>> from tcil.extending import TaskSize
+    >>> size = TaskSize(index=1, new_images=1000, exemplars=100, balanced=120, epochs=20, crops=False)
+    >>> size.images, size.frozen_passes(30)
+    (1100, 2)
+    """
+
+    index: int
+    new_images: int
+    exemplars: int
+    balanced: int
+    epochs: int
+    crops: bool
+
+    @property
+    def images(self) -> int:
+        """New images and exemplars together."""
+        return self.new_images + self.exemplars
+
+    def frozen_passes(self, epochs: int) -> int:
+        """How often a frozen part of the network sees each image in this many epochs."""
+        return epochs if self.crops else min(2, epochs)
+
+
 @dataclass(frozen=True)
 class LearnerOptions:
     """Options that every learner has. Subclass it to add more, each with a default.
@@ -210,6 +258,10 @@ class Learner(ABC):
 
     Attributes
     ----------
+    title : str
+        What tables call it; the name of the class, unless the class says otherwise.
+    meaning : str
+        What it is, in a line, for `tcil learners`.
     model : torch.nn.Module
         The network over the classes seen.
     teacher : torch.nn.Module or None
@@ -225,14 +277,20 @@ class Learner(ABC):
     ...     meaning = "experience replay in two stages"
     ...     def stages(self, task):
     ...         return ("train", "tune") if task.index else ("train",)
-    >>> MyLearner.options_type().head
-    <Head.FIXED: 'fixed'>
+    >>> MyLearner.options_type().head, MyLearner.title
+    (<Head.FIXED: 'fixed'>, 'MyLearner')
     """
 
     options_type: ClassVar[type[LearnerOptions]] = LearnerOptions
+    title: ClassVar[str] = ""
     meaning: ClassVar[str] = ""
     rehearses: ClassVar[bool] = True
     model: nn.Module
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if "title" not in vars(cls):
+            cls.title = cls.__name__
 
     def __init__(
         self,
@@ -246,6 +304,27 @@ class Learner(ABC):
         self.options, self.network, self.n_classes, self.seed, self.device = options, network, n_classes, seed, device
         self.head = Head.parse(options.head, "head")
         self.teacher: nn.Module | None = None
+
+    @classmethod
+    def passes(cls, size: TaskSize, options: LearnerOptions) -> dict[str, float]:
+        """What a task costs, by stage, in image passes: plans and the time left of a sweep are computed from it.
+
+        An image pass is one image through the network in training, forward and backward; a forward pass alone counts a
+        third (`FORWARD`). Unless a learner says otherwise, its only stage trains on all images in every epoch.
+
+        Parameters
+        ----------
+        size : TaskSize
+            How much there is to train on.
+        options : LearnerOptions
+            Of the class `options_type`.
+
+        Returns
+        -------
+        dict of str to float
+            Image passes of each stage, in the order of `stages`.
+        """
+        return {"train": float(size.epochs * size.images)}
 
     def fresh(self, key: int) -> AbstractContextManager[None]:
         """Context for initialising layers: their weights depend only on the run's seed and `key`."""

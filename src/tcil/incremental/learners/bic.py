@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from tcil.foundation.errors import invalid
 from tcil.incremental.learners.base import (
+    FORWARD,
     Learner,
     LearnerOptions,
     Schedule,
     Stage,
     TaskData,
+    TaskSize,
     frozen_copy,
     soft_cross_entropy,
 )
@@ -51,6 +53,16 @@ class BiC(Learner):
     meaning = "bias correction: distillation, then new logits corrected on a small held-out set"
     options_type = BiCOptions
     options: BiCOptions
+
+    @classmethod
+    def passes(cls, size: TaskSize, options: LearnerOptions) -> dict[str, float]:
+        """What a task costs, by stage: a teacher sees what stage one trains on, stage two only runs the network."""
+        if size.index == 0:
+            return super().passes(size, options)
+        assert isinstance(options, BiCOptions)
+        trained = (1 - options.held_out) * size.epochs * size.images
+        corrected = options.held_out * size.frozen_passes(options.finetune_epochs) * size.balanced
+        return {"train": (1 + FORWARD) * trained, "finetune": FORWARD * corrected}
 
     def begin_task(self, task: TaskData) -> None:
         """Prepare for new classes, and add the correction's parameters."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tcil.foundation.folding import folded_copy
-from tcil.incremental.learners.base import Head, Learner, LearnerOptions, Schedule, Stage, TaskData
+from tcil.incremental.learners.base import FORWARD, Head, Learner, LearnerOptions, Schedule, Stage, TaskData, TaskSize
 from tcil.incremental.networks import ResNet
 
 
@@ -107,6 +107,19 @@ class DER(Learner):
     options_type = DEROptions
     options: DEROptions
     model: ExpandableNetwork
+
+    @classmethod
+    def passes(cls, size: TaskSize, options: LearnerOptions) -> dict[str, float]:
+        """What a task costs, by stage: every extractor of an earlier task runs too; in stage two all of them only run.
+
+        Without crops they see each image twice in all, plain and mirrored; with crops, in every epoch.
+        """
+        if size.index == 0:
+            return super().passes(size, options)
+        assert isinstance(options, DEROptions)
+        frozen = size.index * size.frozen_passes(size.epochs) * size.images
+        tuned = (size.index + 1) * size.frozen_passes(options.finetune_epochs) * size.balanced
+        return {"train": size.epochs * size.images + FORWARD * frozen, "finetune": FORWARD * tuned}
 
     def begin_task(self, task: TaskData) -> None:
         """Prepare for new classes: add an extractor."""

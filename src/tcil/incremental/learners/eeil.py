@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from tcil.foundation.options import Option
 from tcil.incremental.learners.base import (
+    FORWARD,
     Learner,
     LearnerOptions,
     Schedule,
     Stage,
     TaskData,
+    TaskSize,
     frozen_copy,
     soft_cross_entropy,
 )
@@ -47,6 +49,15 @@ class EEIL(Learner):
     meaning = "end-to-end incremental learning: distillation per task, then balanced fine-tuning"
     options_type = EEILOptions
     options: EEILOptions
+
+    @classmethod
+    def passes(cls, size: TaskSize, options: LearnerOptions) -> dict[str, float]:
+        """What a task costs, by stage: after the first, a teacher sees every image too, in both stages."""
+        if size.index == 0:
+            return super().passes(size, options)
+        assert isinstance(options, EEILOptions)
+        tuned = options.finetune_epochs * size.balanced
+        return {"train": (1 + FORWARD) * size.epochs * size.images, "finetune": (1 + FORWARD) * tuned}
 
     def stages(self, task: TaskData) -> tuple[str, ...]:
         """The names of this task's stages."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from tcil.incremental.learners.base import Learner, LearnerOptions, Schedule, Stage, TaskData
+from tcil.incremental.learners.base import Learner, LearnerOptions, Schedule, Stage, TaskData, TaskSize
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,13 @@ class ER(Learner):
     meaning = "experience replay: cross-entropy on new data and exemplars together"
     options_type = EROptions
     options: EROptions
+
+    @classmethod
+    def passes(cls, size: TaskSize, options: LearnerOptions) -> dict[str, float]:
+        """What a task costs: online, each new image once with an exemplar beside it; else all images in every epoch."""
+        if getattr(options, "online", False):
+            return {"train": size.new_images * (2.0 if size.exemplars else 1.0)}
+        return super().passes(size, options)
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
         """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""

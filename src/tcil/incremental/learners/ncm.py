@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tcil.foundation.errors import invalid
-from tcil.incremental.learners.base import Head, Learner, Schedule, Stage, TaskData
+from tcil.incremental.learners.base import FORWARD, Head, Learner, LearnerOptions, Schedule, Stage, TaskData, TaskSize
 from tcil.incremental.pretrained.heads import CosineHead
 
 
@@ -73,6 +73,11 @@ class NCM(Learner):
         super().__init__(*args, **kwargs)
         if self.head is not Head.FIXED:
             raise invalid("option head", repr(self.head.value), "fixed, for a learner without gradients")
+
+    @classmethod
+    def passes(cls, size: TaskSize, options: LearnerOptions) -> dict[str, float]:
+        """What a task costs: each new image runs through the network once."""
+        return {"train": FORWARD * size.new_images}
 
     def begin_task(self, task: TaskData) -> None:
         """Create the network in the first task."""

@@ -12,7 +12,7 @@ import torch
 from tcil.foundation.errors import invalid, unknown_name
 from tcil.foundation.extensions import extension, found
 from tcil.foundation.options import Option
-from tcil.incremental.learners.base import Learner
+from tcil.incremental.learners.base import Learner, LearnerOptions
 from tcil.incremental.learners.bic import BiC
 from tcil.incremental.learners.der import DER
 from tcil.incremental.learners.eeil import EEIL
@@ -47,14 +47,24 @@ def make_learner(
     >>> learner.options.distillation_temperature
     3
     """
+    chosen = learner_options(name, options or {})
+    return learner_type(name)(chosen, network, n_classes, seed=seed, device=torch.device(device))
+
+
+def learner_options(name: str, given: Mapping[str, Any]) -> LearnerOptions:
+    """The options of a learner: those given, checked, and the defaults of the others.
+
+    >>> from tcil.incremental.learners.registry import learner_options
+    >>> learner_options("wa", {"restrict_head": True}).distillation_temperature
+    2.0
+    """
     kind = learner_type(name)
     fields = {field.name: field for field in dataclasses.fields(kind.options_type)}
-    for key, value in (options or {}).items():
+    for key, value in given.items():
         if key not in fields:
             raise unknown_name(f"option of learner {name}", key, fields)
         _check_option(name, fields[key], value)
-    chosen = kind.options_type(**(options or {}))
-    return kind(chosen, network, n_classes, seed=seed, device=torch.device(device))
+    return kind.options_type(**given)
 
 
 def _check_option(learner: str, option: dataclasses.Field[Any], value: Any) -> None:

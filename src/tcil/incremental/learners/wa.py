@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tcil.incremental.learners.base import Learner, LearnerOptions, Schedule, Stage, TaskData, soft_cross_entropy
+from tcil.incremental.learners.base import (
+    FORWARD,
+    Learner,
+    LearnerOptions,
+    Schedule,
+    Stage,
+    TaskData,
+    TaskSize,
+    soft_cross_entropy,
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,11 @@ class WA(Learner):
     meaning = "weight alignment: distillation, then new weight rows scaled to the norm of the old"
     options_type = WAOptions
     options: WAOptions
+
+    @classmethod
+    def passes(cls, size: TaskSize, options: LearnerOptions) -> dict[str, float]:
+        """What a task costs, by stage: after the first, a teacher sees every image too."""
+        return {"train": (1 + FORWARD * (size.index > 0)) * size.epochs * size.images}
 
     def begin_task(self, task: TaskData) -> None:
         """Prepare for new classes; a restricted head keeps a zero bias, so that checkpoints have the same format."""

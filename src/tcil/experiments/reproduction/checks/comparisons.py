@@ -23,7 +23,7 @@ from tcil.experiments.reproduction.checks.studies import (
 from tcil.experiments.reproduction.finished import FinishedRuns
 from tcil.experiments.reproduction.schedules import LEARNERS, MAIN, Edition, Variation
 from tcil.experiments.runs.analysed import POLICIES
-from tcil.experiments.runs.catalogue import ALL_DATA
+from tcil.experiments.runs.catalogue import ALL_DATA, learner_title
 from tcil.experiments.runs.results import RANKED
 
 
@@ -79,7 +79,7 @@ def _most(metric: str) -> Ask:
             used += list(studies.values())
             name = ALL_DATA if {s.vanilla for s in used} == {ALL_DATA} else "vanilla"
             values = {learner: expected(study, name, metric) for (_, learner), study in studies.items()}
-            by_learner = ", ".join(f"{learner.upper()} {value:.2f}" for learner, value in values.items())
+            by_learner = ", ".join(f"{learner_title(learner)} {value:.2f}" for learner, value in values.items())
             shown.append(f"{paper.DATASETS[dataset]}: {by_learner}")
             holds = holds and max(values, key=lambda learner: values[learner]) == "der"
         return Answer("; ".join(shown), holds, n_seeds(used), len(shown) == len(BOTH)) if used else None

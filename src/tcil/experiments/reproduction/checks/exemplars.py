@@ -20,6 +20,7 @@ from tcil.experiments.reproduction.checks.studies import (
 from tcil.experiments.reproduction.finished import FinishedRuns
 from tcil.experiments.reproduction.schedules import Edition
 from tcil.experiments.runs.analysed import Analysis, OldAndNew
+from tcil.experiments.runs.catalogue import learner_title
 from tcil.experiments.runs.results import CalibratorRow
 from tcil.experiments.runs.store import task_name
 from tcil.foundation.options import Verdict
@@ -50,7 +51,7 @@ def _memorised_exemplars(finished: FinishedRuns, edition: Edition) -> Answer | N
     }
     if not accuracies:
         return None
-    shown = ", ".join(f"{learner.upper()} {value:.1f} %" for learner, value in accuracies.items())
+    shown = ", ".join(f"{learner_title(learner)} {value:.1f} %" for learner, value in accuracies.items())
     return Answer(shown, min(accuracies.values()) > 95, n_seeds(list(studies.values())), len(accuracies) == 2)
 
 
@@ -87,7 +88,7 @@ def _new_is_better(finished: FinishedRuns, edition: Edition) -> Answer | None:
         by_seed = [row.by_task.accuracy for row in rows if row is not None and row.by_task is not None]
         by_task = np.mean(np.array(by_seed, dtype=float), axis=0)
         accuracies.append((learner, 100 * by_task[:-1].mean(), 100 * by_task[-1]))
-    shown = "; ".join(f"{learner.upper()} old {old:.1f} %, new {new:.1f} %" for learner, old, new in accuracies)
+    shown = "; ".join(f"{learner_title(learner)} old {old:.1f} %, new {new:.1f} %" for learner, old, new in accuracies)
     holds = all(new > old for _, old, new in accuracies)
     return Answer(shown, holds, n_seeds(list(studies.values())), len(accuracies) == 2) if accuracies else None
 

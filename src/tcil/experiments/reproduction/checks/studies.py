@@ -13,6 +13,7 @@ from tcil.experiments.reproduction import paper
 from tcil.experiments.reproduction.finished import FinishedRuns
 from tcil.experiments.reproduction.schedules import LEARNERS, MAIN, Edition, Variation
 from tcil.experiments.runs.analysed import Analysis
+from tcil.experiments.runs.catalogue import learner_title
 
 BOTH = ("cifar100", "tiny-imagenet")
 EVERY = ("cifar10", *BOTH)
@@ -72,7 +73,7 @@ def n_seeds(studies: Sequence[Study]) -> int:
 
 def where(dataset: str, learner: str) -> str:
     """A learner and a dataset, as text."""
-    return f"{learner.upper()} on {paper.DATASETS[dataset]}"
+    return f"{learner_title(learner)} on {paper.DATASETS[dataset]}"
 
 
 def analyses_of(finished: FinishedRuns, edition: Edition) -> list[Analysis]:
