@@ -31,6 +31,8 @@ SCALARS = [
     metrics.expected_calibration_error,
     metrics.adaptive_calibration_error,
     metrics.classwise_calibration_error,
+    metrics.debiased_calibration_error,
+    metrics.smooth_calibration_error,
     metrics.confidence_gap,
     metrics.negative_log_likelihood,
     metrics.brier_score,
@@ -68,6 +70,64 @@ def test_aece_is_the_definition():
 def test_classwise_is_the_mean_over_classes():
     want = np.mean([loop_ece(PROBS[:, k], k == LABELS) for k in range(K)])
     assert metrics.classwise_calibration_error(PROBS, LABELS) == pytest.approx(want)
+
+
+def drawn_confidences(n, seed, power):
+    """Confidences of a class above 1/2 that is right with probability confidence ** power, and the labels."""
+    rng = np.random.default_rng(seed)
+    confidence = 0.5 + 0.5 * rng.random(n)
+    right = rng.random(n) < confidence**power
+    return np.stack([confidence, 1 - confidence], axis=1), (~right).astype(int)
+
+
+# python -m pip install --no-deps --target DIR relplot==1.0 deprecation uncertainty-calibration (version as installed,
+# unpinned)
+# relplot.metrics.smECE_slow(confidence, right); with `calibration`, pairs = list(zip(confidence, right)):
+# sqrt(max(unbiased_square_ce(bin(pairs, get_equal_bins(list(confidence), num_bins=10))), 0))
+PUBLISHED = {
+    (300, 0, 1.0): (0.039775, 0.0738453),
+    (300, 1, 2.0): (0.186924, 0.1910634),
+    (3000, 2, 1.5): (0.098678, 0.1100500),
+    (3000, 3, 1.0): (0.014634, 0.0),
+}
+
+
+@pytest.mark.parametrize("case", PUBLISHED, ids=str)
+def test_published_implementations_agree(case):
+    """relplot cuts its kernel off at a distance of 1/2, and searches its width to 1/1024."""
+    drawn = drawn_confidences(*case)
+    assert metrics.smooth_calibration_error(*drawn) == pytest.approx(PUBLISHED[case][0], abs=2e-3)
+    assert metrics.debiased_calibration_error(*drawn) == pytest.approx(PUBLISHED[case][1], abs=1e-6)
+
+
+def test_smooth_ece_is_the_definition():
+    """By the kernel's mirror images, on another grid: the error smoothed with the width that it equals."""
+    (probs, labels), t = drawn_confidences(200, 5, 3.0), (np.arange(2000) + 0.5) / 2000
+    confidence, value = probs[:, 0], metrics.smooth_calibration_error(probs, labels)
+    apart = t[:, None, None] - np.stack([s * confidence + 2 * k for s in (1, -1) for k in (-2, -1, 0, 1, 2)])
+    kernel = np.exp(-0.5 * np.square(apart / value)).sum(axis=1) / (value * np.sqrt(2 * np.pi))
+    assert np.abs(kernel @ (confidence - (labels == 0)) / len(labels)).mean() == pytest.approx(value, abs=1e-5)
+
+
+def test_smooth_ece_of_an_even_gap_is_the_gap():
+    probs = np.tile([0.9, 0.1], (100, 1))
+    wrong = np.arange(100) % 2  # the kernel of width 0.4 spreads the gap of 0.4, and keeps its sum
+    assert metrics.smooth_calibration_error(probs, wrong) == pytest.approx(0.4, abs=1e-6)
+
+
+def test_debiased_ece_is_unbiased():
+    """Over many draws of honest labels the mean square is 0; and a gap of 0.2 is found in few samples."""
+    rng, probs = np.random.default_rng(0), np.tile([0.7, 0.3], (20, 1))
+    labels = (rng.random((2000, 20)) > 0.7).astype(int)
+    hits = (labels == 0).mean(axis=1)
+    squares = np.square(0.7 - hits) - hits * (1 - hits) / 19
+    own = [metrics.debiased_calibration_error(probs, row) for row in labels[:50]]
+    assert own == pytest.approx(np.sqrt(np.maximum(squares[:50], 0)))
+    assert abs(squares.mean()) < 4 * squares.std() / np.sqrt(2000)
+
+
+def test_debiased_ece_of_one_sample_cannot_be_told():
+    assert metrics.debiased_calibration_error([[0.9, 0.1]], [1]) == 0
 
 
 def test_aurc_is_the_definition():
@@ -127,7 +187,8 @@ class TestEveryMetric:
         assert metric(PROBS, LABELS, sample_weight=np.full(N, 3.0)) == pytest.approx(metric(PROBS, LABELS))
         kept = RNG.random(N) < 0.5
         assert metric(PROBS, LABELS, sample_weight=kept) == pytest.approx(metric(PROBS[kept], LABELS[kept]))
-        if metric is not metrics.adaptive_calibration_error:  # its bins hold N // B samples, whatever their weight
+        # AECE has bins of N // B samples, whatever their weight; chance depends on how many samples there are.
+        if metric not in (metrics.adaptive_calibration_error, metrics.debiased_calibration_error):
             twice = np.where(kept, 2.0, 1.0)
             rows = np.concatenate([np.arange(N), np.flatnonzero(kept)])
             # AURC reads the risk once per sample, so repeating a sample is weighting it only up to 1/N.

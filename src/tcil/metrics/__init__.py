@@ -12,7 +12,9 @@ from tcil.metrics.calibration_error import (
     adaptive_calibration_error,
     classwise_calibration_error,
     confidence_gap,
+    debiased_calibration_error,
     expected_calibration_error,
+    smooth_calibration_error,
 )
 from tcil.metrics.likelihood import BrierParts, accuracy, brier_parts, brier_score, negative_log_likelihood
 from tcil.metrics.reliability import ReliabilityBins, reliability_bins
@@ -33,10 +35,12 @@ __all__ = [
     "calibration_estimate",
     "classwise_calibration_error",
     "confidence_gap",
+    "debiased_calibration_error",
     "expected_calibration_error",
     "negative_log_likelihood",
     "noise_floor",
     "predicted_groups",
     "reliability_bins",
     "risk_at_coverage",
+    "smooth_calibration_error",
 ]
