@@ -163,17 +163,10 @@ def train_head(head: nn.Linear, x: Tensor, y: Tensor, epochs: int = 30) -> None:
 
 def export(network: nn.Module, path: Path, example: Tensor) -> None:
     """Write a network as ONNX, with any number of photos in a batch."""
-    from onnxscript import opset18 as op
-
-    def searchsorted(ordered: Any, values: Any, **_: Any) -> Any:
-        """How many of the ordered numbers are below each value: torch has no ONNX operator for it."""
-        below = op.Less(ordered, op.Unsqueeze(values, op.Constant(value_ints=[-1])))
-        return op.ReduceSum(op.Cast(below, to=7), op.Constant(value_ints=[-1]), keepdims=0)  # 7: int64
-
     torch.onnx.export(
         network, (example,), str(path), dynamo=True, external_data=False, verbose=False,
         dynamic_shapes={"photos": {0: torch.export.Dim("batch")}}, input_names=["photos"],
-        output_names=["probabilities"], custom_translation_table={torch.ops.aten.searchsorted.Tensor: searchsorted},
+        output_names=["probabilities"],
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ benchmark = tensors_benchmark(
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), IncrementalClassifier(256))
 plugin = CalibrationPlugin(benchmark.valid_stream, tcil.PACT())
 strategy = Naive(
-    model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=16, train_epochs=40,
+    model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=32, train_epochs=20,
     eval_mb_size=64, plugins=[ReplayPlugin(mem_size=100), plugin],
 )  # fmt: skip
 for experience in benchmark.train_stream:

@@ -19,7 +19,7 @@ for task in range(5):
     callback = CalibrationCallback(
         pact, new_classes=[2 * task, 2 * task + 1], valid=digits(task, "valid"), memory=ConcatDataset(memory)
     )
-    trainer = lightning.Trainer(max_epochs=40, callbacks=[callback], logger=False, enable_checkpointing=False,
+    trainer = lightning.Trainer(max_epochs=20, callbacks=[callback], logger=False, enable_checkpointing=False,
                                 enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")  # fmt: skip
     trainer.fit(module, loader)
     seen.append(TensorDataset(*digits(task, "test")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 import tcil
 from tcil.calibration import storage
-from tcil.calibration.calibrators.maps import CalibrationMap
+from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap
 from tcil.foundation.checksums import open_json, seal_json
 
 
@@ -387,6 +388,41 @@ def test_wrapped_models_take_keyword_arguments():
     scaling = tcil.TemperatureScaling().fit(5 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 2]))
     calibrated, x = scaling.wrap(Keyword()), torch.randn(2, 4)
     assert torch.equal(calibrated(pixel_values=x), calibrated(x))
+
+
+def test_inputs_follow_weights_that_are_converted_after_wrap():
+    model = nn.Linear(4, 3)
+    scaling = tcil.TemperatureScaling().fit(5 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 2]))
+    calibrated, x = scaling.wrap(model), torch.randn(2, 4)
+    before = calibrated(x.double())
+    model.double()  # the network is shared: the wrapped model is not told
+    assert torch.allclose(calibrated(x), before, atol=1e-6)
+    model.load_state_dict({key: value.float() for key, value in model.state_dict().items()}, assign=True)
+    assert torch.equal(calibrated(x.double()), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_in_order_are_those_of_the_head(dtype):
+    model, places, x = nn.Linear(4, 3), torch.tensor([2, 0, 1]), torch.randn(5, 4)
+    logits, labels = 5 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 2])
+    scaling = tcil.TemperatureScaling().fit(logits, labels)
+    state = scaling._fit_state
+    with torch.no_grad():
+        z = model(x)
+        for columns in (None, (0, 1, 2), (2, 0, 1)):
+            scaling._state = dataclasses.replace(state, columns=columns)
+            wanted = scaling.transform(z[:, places] if columns == (2, 0, 1) else z)
+            assert torch.allclose(scaling.wrap(model, dtype=dtype)(x).double(), wanted, atol=1e-6)
+
+
+def test_rows_out_of_range_beside_ordinary_ones():
+    scaling = tcil.TemperatureScaling().fit(5 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 2]))
+    scaling._state = dataclasses.replace(scaling._fit_state, mapping=TemperatureMap(torch.tensor(1e-12).double()))
+    rows = torch.tensor([[1.0, 0.0, 0.5], [-1e32, -2e32, -3e32], [3e32, 1e32, 2e32]])
+    for dtype in (torch.float32, torch.float64):
+        probs = scaling.wrap(nn.Identity(), dtype=dtype, force=True)(rows).exp().double()
+        assert torch.allclose(probs, torch.eye(3)[[0, 0, 0]].double()), dtype
+    assert scaling.wrap(nn.Identity(), force=True)(rows[:0]).shape == (0, 3)
 
 
 def test_wrapped_model_shares_the_network_and_its_mode(task):

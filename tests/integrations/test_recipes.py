@@ -15,10 +15,10 @@ from conftest import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 DIGITS = """
-import numpy as np, torch, warnings
+import numpy as np, random, torch, warnings
 from sklearn.datasets import load_digits
 warnings.simplefilter("ignore")
-torch.manual_seed(0), np.random.seed(0)
+torch.manual_seed(0), np.random.seed(0), random.seed(0)  # FACIL shuffles with the last of them
 torch.set_num_threads(1)
 x, y = load_digits(return_X_y=True)
 x = (x.reshape(-1, 8, 8).repeat(4, 1).repeat(4, 2) * 15.9).astype(np.uint8)

@@ -52,7 +52,7 @@ class PriorEstimate(Record):
     classes : tuple of int
         The label of each frequency.
     method : PriorMethod
-        How they were estimated.
+        The method of estimation.
     n_samples : int
         Number of unlabelled images.
 

@@ -115,8 +115,10 @@ def refuse_hidden(value: object, argument: str) -> None:
 def mask_out(logits: Tensor) -> Tensor:
     """The logits (N, K) with -inf for every masked class; the same tensor if none is masked."""
     # An exported graph cannot branch on values, so there the work is never skipped.
-    if not torch.compiler.is_compiling() and (logits.numel() == 0 or not float(logits.detach().min()) <= _MASKS_BEGIN):
-        return logits
+    if not torch.compiler.is_compiling():
+        seen = logits.detach() if logits.requires_grad else logits
+        if seen.numel() == 0 or not float(seen.min()) <= _MASKS_BEGIN:
+            return logits
     values = torch.tensor(_MASK_VALUES, dtype=logits.dtype, device=logits.device)
     written = values[places_in(values, logits).clamp(max=len(values) - 1)] == logits
     far = logits <= _FAR_BELOW

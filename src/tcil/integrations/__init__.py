@@ -1,4 +1,4 @@
-"""tcil inside other frameworks, one module each; a module is imported, and needs its framework, only when it is used.
+"""tcil inside other frameworks, one module each. A module needs its framework only when it is imported.
 
     from tcil.integrations.avalanche import CalibrationPlugin          (extra tcil[avalanche])
     from tcil.integrations.lightning import CalibrationCallback        (extra tcil[lightning])

@@ -38,14 +38,14 @@ __all__ = ["CalibrationPlugin"]
 class CalibrationPlugin(SupervisedPlugin, Metric):
     """Fits a calibrator after each experience, and reports how well confidence is calibrated in Avalanche's loggers.
 
-    While training goes on, it counts how often images of each class are presented in minibatches, exemplars included:
-    loaders oversample the memory, so that the sizes of datasets do not tell. After each experience it calls
-    `partial_fit` with the exemplars, the held-out images of this experience, and its classes as new classes. Labels are
-    taken for columns of the head, as in Avalanche, whether the head has a column for every class from the beginning
-    or grows. At evaluation it replaces the outputs of the model by calibrated log-probabilities, in float64, for
-    experiences whose classes have all been learned, so that other metrics see those: the loss is that of calibrated
-    probabilities, predictions stay. Other experiences keep their outputs and take no part in its metrics. Evaluations
-    in the middle of training, before the fit, are left alone.
+    During training it counts how often images of each class are presented in minibatches, exemplars included. Dataset
+    sizes are not enough, because loaders oversample the memory. After each experience it calls `partial_fit` with the
+    exemplars, the held-out images of this experience, and its classes as new classes. As in Avalanche, labels are
+    columns of the head, which may have a column for every class from the beginning or grow. At evaluation it replaces
+    the outputs of the model by calibrated log-probabilities, in float64, for experiences whose classes have all been
+    learned. Other metrics then use these: the loss is that of calibrated probabilities, and predictions are unchanged.
+    Other experiences keep their outputs and are left out of the metrics. Evaluations during training, before the fit,
+    are not changed.
 
     For each evaluated experience and stream it publishes `ECE_Exp` and `ECE_Stream`, `ECE_PredictedOld_*` and
     `ECE_PredictedNew_*` for samples predicted as old and as new classes, and `ECE_Uncalibrated_*`.
@@ -56,14 +56,16 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
     Parameters
     ----------
     valid : stream or callable
-        Held-out experiences, one for each training experience: `valid_stream` of `benchmark_with_validation_stream`.
+        Held-out experiences, one for each training experience: `valid_stream` of
+        `benchmark_with_validation_stream(..., shuffle=True)`. Without `shuffle`, whole classes are missing in it if
+        images are sorted by class.
         Or a function of a training experience that returns its held-out data.
     calibrator : Calibrator, optional
         Default: `tcil.TCIL()`. One that learns from task to task, such as `tcil.PACT()`, keeps its history.
     imbalance : float or callable, optional
         For PACT: images of a new class that training presented for each one of an old class, or a function of the
-        strategy that returns it. Default: as counted in minibatches. It must be given where a strategy keeps its memory
-        outside the minibatch, as ER_ACE does.
+        strategy that returns it. Default: as counted in minibatches. Required if a strategy keeps its memory outside
+        the minibatch, as ER_ACE does.
     memory : callable, optional
         A function of the strategy that returns the exemplars. Default: the buffer of the first plugin that has a
         `storage_policy`, or that of the strategy, with evaluation transforms.
@@ -99,7 +101,8 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
     ) -> None:
         super().__init__()
         if not callable(valid) and not hasattr(valid, "__getitem__"):
-            advice = "benchmark_with_validation_stream(benchmark, validation_size=0.1).valid_stream gives one."
+            split = "benchmark_with_validation_stream(benchmark, validation_size=0.1, shuffle=True)"
+            advice = f"{split}.valid_stream is one."
             raise invalid("valid", type(valid).__name__, "a stream of held-out experiences, or a function", advice)
         if memory is not None and not callable(memory):
             raise invalid("memory", type(memory).__name__, "a function of the strategy that returns the exemplars")
@@ -118,7 +121,7 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
     # training ------------------------------------------------------------------------------------------------
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Check, before anything is trained, that a fit will be possible."""
+        """Check before training that a fit will be possible."""
         if isinstance(strategy.model, MultiTaskModule):
             given = f"{type(strategy.model).__name__}, which needs task labels"
             raise invalid("strategy.model", given, "a model of one head for all classes (class-incremental learning)")
@@ -130,7 +133,7 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
         self.presented.update(strategy.mb_y.tolist())
 
     def after_training_epoch(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Complain as early as possible where training shows no exemplars in its minibatches."""
+        """Raise an error as early as possible if minibatches hold no exemplars."""
         if self._must_count() and self.classes and not set(self.presented) - _classes_of(strategy.experience):
             raise self._not_presented(strategy)
 
@@ -154,15 +157,15 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
     # evaluation ----------------------------------------------------------------------------------------------
 
     def before_eval(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Forget what was evaluated before."""
+        """Reset the metrics of the stream."""
         self._rows = {"Exp": [], "Stream": []}
 
     def before_eval_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Forget the experience before."""
+        """Reset the metrics of the experience."""
         self._rows["Exp"] = []
 
     def after_eval_forward(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Calibrate the outputs of a minibatch. A head may have grown by classes that are not learned yet."""
+        """Calibrate the outputs of a minibatch. The head may have columns for classes that are not learned yet."""
         if not self._current or not _classes_of(strategy.experience) <= set(self.classes):
             return
         outputs = strategy.mb_output.detach()
@@ -186,8 +189,8 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
     def wrap(self, strategy: Any, **options: Any) -> CalibratedModel:
         """The strategy's model with calibrated log-probabilities over `classes`.
 
-        Classes by which an evaluation has widened the head are left out. The buffers of Avalanche's growing heads grow
-        with them, so that `calibrator.wrap(model)` would take it for another model; here it is known to be the same.
+        Classes by which an evaluation has widened the head are left out. Avalanche's growing heads have buffers that
+        grow too, so `calibrator.wrap(model)` would refuse the model; this method accepts it.
 
         Parameters
         ----------
@@ -314,5 +317,5 @@ def _classes_of(experience: Any) -> set[int]:
 
 
 def _evaluated(data: Any) -> Any:
-    """Avalanche's datasets with their evaluation transforms; others as they are."""
+    """Avalanche's datasets with their evaluation transforms; other data unchanged."""
     return data.eval() if hasattr(data, "eval") and hasattr(data, "__getitem__") else data

@@ -1,10 +1,10 @@
-"""What is said where a framework is not installed."""
+"""The error for a framework that is not installed."""
 
 from __future__ import annotations
 
 
 def missing_extra(extra: str, reason: Exception) -> ImportError:
-    """The error of a module whose framework cannot be imported: it names the extra that brings it.
+    """The error of a module whose framework cannot be imported; it names the extra to install.
 
     >>> str(missing_extra("lightning", ModuleNotFoundError("No module named 'lightning'")))
     "tcil.integrations.lightning: No module named 'lightning'. To install it: pip install 'tcil[lightning]'"

@@ -1,4 +1,4 @@
-"""Any calibrator fitted after a task from what every framework has: a network, its memory, held-out data."""
+"""Fit any calibrator after a task, from a network, its memory and held-out data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tcil.foundation.errors import invalid
 
 
 def checked_calibrator(calibrator: Any) -> Calibrator:
-    """A calibrator that one task's data are enough for."""
+    """The calibrator, if it can be fitted on the data of one task."""
     if not isinstance(calibrator, Calibrator):
         expected = "a calibrator, such as tcil.TCIL() or tcil.PACT()"
         raise invalid("calibrator", type(calibrator).__name__, expected)
@@ -48,7 +48,7 @@ def fit_after_task(
     unpack: Unpack | None = None,
     **more: Any,
 ) -> Calibrator:
-    """`partial_fit` with whatever of this the calibrator takes.
+    """`partial_fit` with those arguments that the calibrator takes.
 
     Calibrators of logits get those of the validation set; `more` goes to those that take a model.
     """
@@ -70,7 +70,7 @@ def fit_after_task(
 def presented_ratio(presented: Mapping[int, int], classes: Iterable[int], new_classes: Iterable[int]) -> float | None:
     """Images of a new class that training presented for each one of an old class; None without old classes.
 
-    0 old images give infinity.
+    The ratio is infinite if no old images were presented.
 
     >>> presented_ratio({0: 30, 1: 10, 2: 100}, classes=[0, 1, 2], new_classes=[2])
     5.0

@@ -36,8 +36,8 @@ __all__ = ["CalibrationCallback"]
 class CalibrationCallback(Callback):
     """Fits a calibrator on the module when `Trainer.fit` ends, by `partial_fit`.
 
-    Make one callback for each task, and pass them the same calibrator. While training goes on it counts how often
-    each class is presented, for PACT. At `Trainer.test` it logs `calibration/ece`, `calibration/ece_uncalibrated`, and
+    Create one callback for each task, with the same calibrator. During training it counts how often each class is
+    presented, for PACT. At `Trainer.test` it logs `calibration/ece`, `calibration/ece_uncalibrated`, and
     `calibration/ece_predicted_old` and `_new` for samples predicted as old and as new classes.
 
     The module's `forward` must return logits, and batches must hold inputs and labels.
@@ -143,7 +143,7 @@ class CalibrationCallback(Callback):
     # test ----------------------------------------------------------------------------------------------------
 
     def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Forget what was tested before."""
+        """Reset the metrics."""
         self._rows = []
 
     def on_test_batch_end(

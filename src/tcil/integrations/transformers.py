@@ -1,6 +1,6 @@
-"""Hugging Face transformers: models that take dicts and answer with `.logits`, and text whose classes arrive over time.
+"""Hugging Face transformers: models that take dicts and return `.logits`, and text whose classes arrive over time.
 
-Token ids cannot be perturbed, their embeddings can: T-CIL and PACT are fitted on `inputs_embeds`.
+Token ids cannot be perturbed, so T-CIL and PACT are fitted on their embeddings, `inputs_embeds`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class EmbeddingClassifier(nn.Module):
     """A text classifier as a function of its input embeddings, which T-CIL can perturb.
 
     The input is one floating-point tensor (N, L, D + 1): the token embeddings, divided by their standard deviation over
-    the vocabulary so that magnitudes mean the same as for normalised images, and the attention mask as the last
-    channel. The mask has no gradient, and so is never perturbed; nor is what it hides.
+    the vocabulary so that magnitudes are comparable with those of normalised images, and the attention mask as the last
+    channel. The mask has no gradient, so neither it nor masked tokens are perturbed.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def fit(
         columns=places,
         imbalance=imbalance,
     )
-    # From here on the calibrator belongs to the model itself, which takes token ids.
+    # From here on the calibrator is tied to the model itself, which takes token ids.
     state = calibrator._fit_state
     calibrator._state = replace(state, source=None, model_hash=weights_hash(model))
     return calibrator

@@ -53,11 +53,18 @@ def wide(logits: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 def log_softmax_at(z: Tensor, temperature: Tensor) -> Tensor:
     """log softmax(z / T); a row whose z / T overflows is shifted first, which does not change the result."""
     scaled = z / temperature
-    largest = scaled.amax(dim=1, keepdim=True)
-    if torch.compiler.is_compiling() or not math.isfinite(float(largest.detach().sum())):
-        fine = torch.isfinite(largest)
+    if torch.compiler.is_compiling() or not _is_finite(scaled):
+        fine = torch.isfinite(scaled.amax(dim=1, keepdim=True))
         scaled = torch.where(fine, scaled, (z - z.amax(dim=1, keepdim=True)) / temperature)
     return keep_argmax(torch.log_softmax(scaled, dim=1), z)
+
+
+def _is_finite(values: Tensor) -> bool:
+    """Whether all values are finite, found by one operator."""
+    if values.numel() == 0:
+        return True
+    low, high = torch.aminmax(values.detach() if values.requires_grad else values)
+    return math.isfinite(float(high) - float(low))
 
 
 def keep_argmax(log_probs: Tensor, z: Tensor) -> Tensor:
@@ -234,14 +241,14 @@ class PriorAdjustedMap(CalibrationMap):
         return self._kept(torch.log_softmax(self._scaled(z) + log_prior, dim=1), z / self.temperature + log_prior)
 
     def _scaled(self, z: Tensor) -> Tensor:
-        return z / self.temperature + self.bias * (~self.is_new)
+        return torch.addcmul(z / self.temperature, self.bias, ~self.is_new)
 
     def _kept(self, log_q: Tensor, z: Tensor) -> Tensor:
         """The log of q; if predictions are kept, the class of the largest z is the most probable one."""
-        top = z.argmax(dim=1, keepdim=True)
-        overtaken = self.keep & (log_q.argmax(dim=1, keepdim=True) != top)
-        if not torch.compiler.is_compiling() and not bool(overtaken.any()):
+        top, leading = z.argmax(dim=1, keepdim=True), log_q.argmax(dim=1, keepdim=True)
+        if not torch.compiler.is_compiling() and (torch.equal(leading, top) or not bool(self.keep)):
             return log_q
+        overtaken = self.keep & (leading != top)
         alive = z != -torch.inf
         n = alive.sum(dim=1, keepdim=True).to(z.dtype)
         mine = torch.zeros_like(log_q, dtype=torch.bool).scatter(1, top, True)

@@ -65,7 +65,9 @@ class CalibratedModel(nn.Module):
         self.calibration.to(home)
         self.classes = classes
         self._head_width, self._columns = head_width, columns
+        self._in_order = columns is None or columns == tuple(range(len(columns)))
         self._source = source
+        self._first_weight = _first_weight(model)
         self.training = self.calibration.training = model.training
 
     def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Tensor:
@@ -73,8 +75,9 @@ class CalibratedModel(nn.Module):
         model, calibration = self.model, self.calibration  # once, since attribute access of modules is slow
         inputs = args if x is None else (x, *args)
         # As in fit, the first tensor is the input and is cast to the precision of the weights.
-        given = next((value for value in (*inputs, *kwargs.values()) if isinstance(value, Tensor)), None)
-        if given is not None and (taken := as_taken(model, given)) is not given:
+        given = x if isinstance(x, Tensor) else _first_tensor(*inputs, *kwargs.values())
+        if given is not None and given.dtype != self._weights_dtype():
+            taken = as_taken(model, given)
             inputs = tuple(taken if value is given else value for value in inputs)
             kwargs = {key: taken if value is given else value for key, value in kwargs.items()}
         features = None
@@ -92,9 +95,31 @@ class CalibratedModel(nn.Module):
                 "Fit a new calibrator after a new task, or use wrap(model, wider_head=True) to slice the head.",
             )
         with full_precision(logits.device.type):
-            picked = pick_columns(logits, n_classes, self._columns)
+            whole = self._in_order and width == n_classes
+            picked = logits if whole else pick_columns(logits, n_classes, self._columns)
             if self._at_prior:
                 answer = calibration.at_prior(picked, cast(Tensor, calibration.log_prior), features)
             else:
                 answer = cast(Tensor, calibration(picked, features))
             return answer.float() if calibration.dtype == torch.float32 else answer
+
+    def _weights_dtype(self) -> torch.dtype | None:
+        """The current type of the network's first weight; None if there is none."""
+        if self._first_weight is None:
+            return None
+        module, name = self._first_weight
+        weight = getattr(module, name, None)
+        return weight.dtype if isinstance(weight, Tensor) else None
+
+
+def _first_weight(model: nn.Module) -> tuple[nn.Module, str] | None:
+    """The module and name of the first floating-point parameter; searched once, because each search takes long."""
+    for module in model.modules():
+        for name, value in module.named_parameters(recurse=False):
+            if value.is_floating_point():
+                return module, name
+    return None
+
+
+def _first_tensor(*values: object) -> Tensor | None:
+    return next((value for value in values if isinstance(value, Tensor)), None)

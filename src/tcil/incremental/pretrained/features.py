@@ -24,7 +24,7 @@ from tcil.incremental.data.images import Dataset, ImageSet
 from tcil.incremental.pretrained.backbones import Backbone
 
 FORMAT = 1  # of the files; part of the folder's name
-ROWS, BATCH = 2000, 50  # images per file and per forward pass
+ROWS, BATCH = 2000, 25  # images per file and per forward pass; on a CPU 25 are 1.5 times as fast as 50
 
 OnFile = Callable[[int, int], None]  # called with the number of finished files and of all files
 
