@@ -239,6 +239,7 @@ def test_killed_runs_end_with_the_same_bytes(tmp_path, dataset, references, reco
     assert set(kills.learners) == {"er", "der"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_without_the_atomic_rename_a_kill_does_harm(tmp_path, dataset, references):
     """The test above can fail: the same kills, with files written in place."""

@@ -37,7 +37,7 @@ def contents(folder):
 
 
 @pytest.mark.parametrize(
-    "learner", ["er", "der", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eeil", "wa"))]
+    "learner", ["er", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eeil", "wa", "der"))]
 )
 def test_first_tasks_then_a_copy_then_the_rest(learner, digits, tmp_path):
     settings = short(learner)

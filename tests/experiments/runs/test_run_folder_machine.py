@@ -376,6 +376,7 @@ def swap_and_run(machine):
     state.teardown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("without", "steps"), [("rename", kill_and_run), ("checksums", flip_and_run), ("names", swap_and_run)]
 )

@@ -180,6 +180,7 @@ def test_a_write_fails(lab):
         assert disks.failed_write(lab) == 1
 
 
+@pytest.mark.slow
 def test_a_failed_write_destroys_without_the_rename(lab):
     with pytest.raises(Lost, match="is not as it was before"):
         disks.failed_write(lab, no_rename)
@@ -193,6 +194,7 @@ def test_the_disk_is_full_where_nothing_can_be_mounted(lab):
     assert disks.full_disk(lab, mounting=False) == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_destroys_without_the_rename(lab):
     with pytest.raises(Lost, match="is damaged"):
         again_and_again(lambda: disks.full_disk(lab, no_rename))
@@ -266,11 +268,14 @@ def test_two_sweeps_do_everything_twice_without_the_lock(lab):
         runs.two_sweeps(lab, no_lock)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGUSR1, signal.SIGHUP))]
+)
 def test_a_signal_stops_a_run_after_its_step(lab, number):
     at_least_one(lambda: processes.signalled(lab, number))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_just_kills_without_the_handler(lab, number):
     with pytest.raises(Lost, match=f"{number.name} gave the exit code -{int(number)}"):
@@ -286,6 +291,7 @@ def test_a_loss_of_nan_stops_that_run_only(lab):
     assert runs.not_a_number(lab) == 1
 
 
+@pytest.mark.slow
 def test_a_loss_of_nan_has_no_verdict_unless_looked_at(lab):
     with pytest.raises(Lost):
         runs.not_a_number(lab, no_look_at_the_loss)
