@@ -116,6 +116,12 @@ def _runs(folder: Path) -> list[StoredRun]:
 # the summary -------------------------------------------------------------------------------------------------
 
 
+def _named(learner: str, study: Study) -> str:
+    """The learner, and how far its runs went if they are not complete."""
+    until = study.runs[0].result.until
+    return learner.upper() + (f" (first {until} tasks)" if until is not None else "")
+
+
 def summary(found: Sequence[Source]) -> Iterator[str]:
     """Ten lines, computed from the results."""
     yield "## Summary\n"
@@ -127,7 +133,7 @@ def summary(found: Sequence[Source]) -> Iterator[str]:
             for name in ("vanilla", "ts", "t-cil", "pact", "optimal-ts")
             if (value := source.mean(name)) is not None
         )
-        learners = ", ".join(learner.upper() for learner in source.by_learner)
+        learners = ", ".join(_named(learner, study) for learner, study in source.by_learner.items())
         floor = source.mean("t-cil", "noise_floor")
         yield f"- **{source.name}** ({source.what}; {learners}; {count}). ECE in %: {told}; noise floor {floor:.1f}."
     record = _official()
@@ -336,7 +342,7 @@ def tables(found: Sequence[Source]) -> Iterator[str]:
         yield f"## {source.name[0].upper()}{source.name[1:]}: all calibrators\n"
         yield f"{source.what[0].upper()}{source.what[1:]}. `{source.command}`\n"
         memorised = ", ".join(
-            f"{learner.upper()} {100 * share:.1f}"
+            f"{_named(learner, study)} {100 * share:.1f}"
             for learner, study in source.by_learner.items()
             if (share := study.memorised) is not None
         )

@@ -23,6 +23,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -345,8 +346,9 @@ def data_folder() -> Path | None:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Every method on every task with old classes of a finished run."""
-    stored = RunFolder(folder).read_settings()
+    """Every method on every task with old classes of a finished run, or of its first tasks if it went no further."""
+    results, stored = RunFolder(folder).read_results(), RunFolder(folder).read_settings()
+    n_tasks = None if results is None else len(results.tasks)
     settings = RunSettings.model_validate(stored.record() if stored is not None else {})
     run = Run(settings, folder, data=data_folder())
     memories: dict[str, dict[str, Any]] = {name: {} for name in METHODS}
@@ -354,7 +356,7 @@ def measure(folder: Path) -> dict[str, Any]:
     states, drawn = list[dict[str, Any]](), dict[int, Tensor]()
     with run.threads(), warnings.catch_warnings():
         warnings.simplefilter("ignore", tcil.CalibrationWarning)
-        for task, memory, learner in run.walk():
+        for task, memory, learner in islice(run.walk(), n_tasks):
             finished = run.finished(task, memory, learner, {})
             assert finished.model is not None
             evidence = tcil.TCIL().evidence(
