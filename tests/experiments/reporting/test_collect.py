@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -75,6 +76,27 @@ class TestCollect:
         assert len(collect.read_runs([tmp_path])) == len(collect.read_runs([runs]))
         (tmp_path / "cut.json").write_bytes(next(tmp_path.glob("*seed*.json")).read_bytes()[:100])
         with pytest.raises(ValueError, match=r"cut\.json, which cannot be read"):
+            collect.read_runs([tmp_path])
+
+    def test_files_of_another_format_are_told_apart_from_damage(self, tmp_path):
+        """Tables of a user's own scripts may have the keys of results, with other things under them."""
+        others = {
+            "rows": {"settings": {"dataset": "letters", "learner": "er"}, "tasks": [{"ts": {"ece": 0.1}}]},
+            "count": {"command": "python -m mine", "tasks": 10},
+            "part": {"settings": {"dataset": "letters"}, "tasks": [{"task": 0, "calibrators": {}}]},
+        }
+        for name, record in others.items():
+            (tmp_path / f"{name}.json").write_text(json.dumps(record))
+        with pytest.raises(ValueError, match=r"without a finished run \(3 JSON files there have another format\); exp"):
+            collect.read_runs([tmp_path])
+        with pytest.raises(ValueError, match=r"count\.json, a JSON file of another format, with the keys 'command, tas"):
+            collect.read_runs([tmp_path / "count.json"])
+        (copy,) = collect.keep([stored(build({"tasks": 5}), {"ts": 0.1})], tmp_path)
+        assert [run.path for run in collect.read_runs([tmp_path])] == [copy]
+        record = json.loads(copy.read_text())
+        del record["tasks"][0]["seen"]
+        copy.write_text(json.dumps(record))
+        with pytest.raises(ValueError, match=r"json, which cannot be read \(tasks\[0\].seen"):
             collect.read_runs([tmp_path])
 
     def test_an_empty_folder_is_refused(self, tmp_path):

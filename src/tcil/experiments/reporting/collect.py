@@ -25,6 +25,8 @@ from tcil.foundation.files import replace_file
 
 _COPIES = (".json.gz", ".json")  # how the names of kept copies end
 _MOST_BYTES = 64 * 2**20  # of a copy once decompressed: the largest of ours has half a megabyte
+_EXPECTED = "a run folder, or a folder that holds run folders or copies of 'tcil report --keep'"
+_MADE_BY = "Other JSON files, such as tables of your own scripts, are not results of a run."
 _PLAINEST = ("network", "epochs", "tasks", "memory", "validation", "reserve")  # what readers know runs by
 
 
@@ -125,7 +127,8 @@ def read_runs(paths: Iterable[Path]) -> list[StoredRun]:
     for path in paths:
         own = sorted(_results_under(path))
         if not own:
-            raise invalid("runs", f"{path}, without a finished run", "a run folder, or a folder that holds some")
+            others = _others_under(path)
+            raise invalid("runs", f"{path}, without a finished run{others}", _EXPECTED, _MADE_BY if others else "")
         for file in own:
             run = _read(file)
             same = run.settings.without() + run.origin
@@ -290,13 +293,32 @@ def _results_under(path: Path) -> list[Path]:
     ]
 
 
+def _others_under(path: Path) -> str:
+    """How many files of a folder have the names of copies and another format, for an error; they are not named."""
+    count = sum(child.name.endswith(_COPIES) and child.is_file() for child in path.iterdir()) if path.is_dir() else 0
+    if not count:
+        return ""
+    return f" ({count} JSON {'file there has' if count == 1 else 'files there have'} another format)"
+
+
 def _foreign(file: Path) -> bool:
     """Whether a JSON file beside results is valid and not a result: it is skipped."""
     try:
         record = json.loads(_content(file))
     except (ValueError, OSError, RecursionError):
         return False
-    return not (isinstance(record, dict) and {"settings", "tasks"} & record.keys())
+    return not _is_result(record)
+
+
+def _is_result(record: object) -> bool:
+    """Whether this is the record of a run, or a damaged one; files of other programs may have the same keys."""
+    if not isinstance(record, dict):
+        return False
+    if "tasks" not in record:
+        return "settings" in record
+    tasks = record["tasks"]
+    parts = [task for task in tasks if isinstance(task, dict)] if isinstance(tasks, list) else []
+    return tasks == [] or any({"seen", "version"} & task.keys() for task in parts)
 
 
 def _content(file: Path) -> bytes:
@@ -321,10 +343,13 @@ def _read(file: Path) -> StoredRun:
     try:
         content = _content(file)
         record = open_json(content) if is_sealed_json(content) else json.loads(content)
-        result = parse(RunResult, record)
+        result = parse(RunResult, record) if store is not None or _is_result(record) else None
     except (ValueError, OSError, RecursionError) as error:
         advice = "'tcil run' with the same settings computes it anew."
         raise invalid("runs", f"{file}, which cannot be read ({error})", "the results of a run", advice) from None
+    if result is None:
+        what = f"the keys {', '.join(sorted(record)[:5])!r:.80}" if isinstance(record, dict) else "no keys"
+        raise invalid("runs", f"{file}, a JSON file of another format, with {what}", _EXPECTED, _MADE_BY)
     path = file
     if store is not None:
         path, result = store.path, store.with_parts(result)
