@@ -89,7 +89,9 @@ class TestCollect:
             (tmp_path / f"{name}.json").write_text(json.dumps(record))
         with pytest.raises(ValueError, match=r"without a finished run \(3 JSON files there have another format\); exp"):
             collect.read_runs([tmp_path])
-        with pytest.raises(ValueError, match=r"count\.json, a JSON file of another format, with the keys 'command, tas"):
+        with pytest.raises(
+            ValueError, match=r"count\.json, a JSON file of another format, with the keys 'command, tas"
+        ):
             collect.read_runs([tmp_path / "count.json"])
         (copy,) = collect.keep([stored(build({"tasks": 5}), {"ts": 0.1})], tmp_path)
         assert [run.path for run in collect.read_runs([tmp_path])] == [copy]

@@ -98,6 +98,38 @@ class TestReport:
         command(*words, "--overwrite")
         assert (tmp_path / "out" / "report.html").read_bytes() != before
 
+    def test_compare_replaces_tables_of_others_only_on_request(self, tmp_path, undrawn):
+        """Also a report's tables, and a report those of a comparison."""
+        for seed in (1, 2, 3):
+            run = stored(build({"dataset": "noisy-digits", "seed": seed}), {"ts": 0.1 * seed})
+            (tmp_path / f"{seed}.json").write_text(json.dumps(run.result.record()))
+        one, two, three, out = *(tmp_path / f"{seed}.json" for seed in (1, 2, 3)), tmp_path / "out"
+
+        def refused(*words):
+            before = {file: file.read_bytes() for file in out.iterdir()}
+            outcome = CliRunner().invoke(app, [*map(str, words), "--out", str(out)])
+            assert outcome.exit_code == 2, outcome.output
+            assert {file: file.read_bytes() for file in out.iterdir()} == before
+            assert "or add --overwrite to replace it" in " ".join(outcome.output.split())
+            return " ".join(outcome.output.split())
+
+        command("compare", one, two, "--out", out)
+        command("compare", one, two, "--out", out)
+        assert "tables of a comparison of 2 runs, 1 of which is not given now" in refused("compare", one, three)
+        assert "2 of which are not given now" in refused("compare", two, one)
+        assert "tables of a comparison of 2 runs" in refused("report", one, two)
+        command("compare", one, three, "--out", out, "--overwrite")
+        (out / "tables.tex").write_text("\\begin{table}")  # as it was until 0.2
+        assert "tables of an earlier version" in refused("compare", one, three)
+        out = tmp_path / "report"
+        command("report", one, two, "--out", out)
+        command("report", one, two, three, "--out", out)
+        assert "a report of 3 runs" in refused("compare", one, two)
+        (out / "tables.tex").write_text("\\begin{table}")
+        command("report", one, two, three, "--out", out)
+        command("compare", one, two, "--out", out, "--overwrite")
+        assert "tables of a comparison" in refused("report", one, two, three)
+
     def test_page_is_self_contained_and_accessible(self, report):
         whole = (report[1] / "report" / "report.html").read_text()
         page = re.sub(r"<script[^>]*>.*?</script>", "", whole, flags=re.DOTALL)

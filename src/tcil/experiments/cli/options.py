@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Out = Annotated[Path, typer.Option(help="folder for run folders")]
 REPORT = Path("report")  # the default
 Report = Annotated[Path, typer.Option(help="folder for report.html and the tables")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a report of other runs")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a report or tables of other runs")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="also print the tables by task")]
 Browse = Annotated[bool, typer.Option("--open", help="open the report in the browser")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]

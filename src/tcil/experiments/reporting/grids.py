@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -199,11 +199,17 @@ def comma_separated(grids: Sequence[Grid]) -> str:
     return file.getvalue()
 
 
-def write_tables(grids: Sequence[Grid], out: Path) -> None:
-    """The same tables as Markdown, LaTeX and CSV."""
+TABLES_OF = "% tcil tables of"  # begins the first line of tables.tex, a comment
+
+
+def write_tables(grids: Sequence[Grid], out: Path, marks: Collection[str]) -> None:
+    """The same tables as Markdown, LaTeX and CSV.
+
+    `marks` say of which runs they are, in the first line of the LaTeX file; `page.check_replaced` reads them.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    for suffix, form in {"md": markdown, "tex": latex}.items():
-        replace_file(out / f"tables.{suffix}", "\n".join(form(grid) for grid in grids).encode())
+    replace_file(out / "tables.md", "\n".join(map(markdown, grids)).encode())
+    replace_file(out / "tables.tex", "\n".join([" ".join([TABLES_OF, *sorted(marks)]), *map(latex, grids)]).encode())
     replace_file(out / "tables.csv", comma_separated(grids).encode())
 
 

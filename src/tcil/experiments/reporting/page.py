@@ -30,7 +30,7 @@ from tcil.experiments.reporting.figures import (
     temperature_by_task,
 )
 from tcil.experiments.reporting.findings import sentences
-from tcil.experiments.reporting.grids import Grid, html
+from tcil.experiments.reporting.grids import TABLES_OF, Grid, html
 from tcil.experiments.reporting.tables import COLUMNS, OVERVIEW, by_task, decisions, overview, overview_of, side_by_side
 from tcil.experiments.runs.records import JsonObject
 from tcil.experiments.runs.store import StoredRun
@@ -128,6 +128,12 @@ def marks_of(runs: Sequence[StoredRun]) -> frozenset[str]:
     return frozenset(hashlib.sha256(name.encode()).hexdigest()[:12] for name in names)
 
 
+def marks_of_comparison(left: Sequence[StoredRun], right: Sequence[StoredRun]) -> frozenset[str]:
+    """The same for the tables of a comparison, in which it matters on which side a run is."""
+    sides = {"a": left, "b": right}
+    return frozenset(f"{_COMPARED}{side}-{mark}" for side, runs in sides.items() for mark in marks_of(runs))
+
+
 def write_sections(path: Path, front: Section, sections: Sequence[Section], marks: Collection[str]) -> Path:
     """Render sections as one file, with what comes first on top; every string is escaped, nothing is loaded.
 
@@ -183,6 +189,8 @@ def _placed(sections: Sequence[Section], taken: set[str], before: str = "") -> l
 
 
 PAPER = "paper"  # what a page of 'tcil reproduce' is of
+_COMPARED = "compare-"  # begins the marks of a comparison
+_TABLES = ("tables.tex", "tables.csv", "tables.md")
 _MARKS = {"report.html": b'<meta name="generator" content="tcil">', "tables.csv": b"table,line,block,row,"}
 _MARK_UNTIL_0_1 = b":root { --ink: #1c2430; --soft: #5b6675;"  # of pages that name no generator
 
@@ -198,21 +206,30 @@ def check_report(folder: Path, argument: str = "out") -> None:
 
 
 def check_replaced(folder: Path, marks: Collection[str], argument: str = "out") -> None:
-    """Refuse a folder whose report is of something that a report with these marks would not show.
+    """Refuse a folder with a report or tables of something that those with these marks would not show.
 
     The same runs again, or the same and more, replace their earlier report.
     """
-    page = folder / "report.html"
-    if not page.is_file():
-        return
-    found = re.search(rb'<meta name="tcil-report" content="([^"]*)">', _start(page, 2**20))
-    before = None if found is None else set(found[1].decode("ascii", "replace").split())
-    if before is not None and before <= set(marks):
-        return
-    what = "of an earlier version, which does not name its runs" if before is None else _other(before, marks)
-    given = f"{folder}, which holds a report {what}"
-    advice = f"Nothing was written. Take another --{argument}, or add --overwrite to replace it."
-    raise invalid(argument, given, "a folder without a report of other runs", advice)
+    page, tables = folder / "report.html", [folder / name for name in _TABLES if (folder / name).is_file()]
+    found = {}
+    if page.is_file():
+        found["a report"] = _marks_in(page, rb'<meta name="tcil-report" content="([^"]*)">')
+    if tables:
+        named = _marks_in(folder / _TABLES[0], rb"\A" + TABLES_OF.encode() + rb"([^\n]*)\n")
+        if named is not None or not found:  # those of an earlier version are of the page beside them
+            found["tables"] = named
+    for what, before in found.items():
+        if before is not None and before <= set(marks):
+            continue
+        whose = "of an earlier version, without the names of the runs" if before is None else _other(before, marks)
+        advice = f"Nothing was written. Take another --{argument}, or add --overwrite to replace it."
+        raise invalid(argument, f"{folder}, which holds {what} {whose}", "a folder without those of other runs", advice)
+
+
+def _marks_in(file: Path, pattern: bytes) -> set[str] | None:
+    """The marks that a file carries; None if it carries none."""
+    found = re.search(pattern, _start(file, 2**20)) if file.is_file() else None
+    return None if found is None else set(found[1].decode("ascii", "replace").split())
 
 
 def _other(before: Collection[str], marks: Collection[str]) -> str:
@@ -220,7 +237,10 @@ def _other(before: Collection[str], marks: Collection[str]) -> str:
     if PAPER in before:
         return "of 'tcil reproduce'"
     missing, runs = len(set(before) - set(marks)), "1 run" if len(before) == 1 else f"{len(before)} runs"
-    return f"of {runs}, {missing} of which {'is' if missing == 1 else 'are'} not given now"
+    compared = any(mark.startswith(_COMPARED) for mark in before)
+    return (
+        f"of {'a comparison of ' * compared}{runs}, {missing} of which {'is' if missing == 1 else 'are'} not given now"
+    )
 
 
 def _begins(file: Path, mark: bytes) -> bool:

@@ -11,7 +11,7 @@ from rich.console import Console
 from tcil.experiments.reporting.collect import Study, read_runs, shown, studies
 from tcil.experiments.reporting.findings import sentences
 from tcil.experiments.reporting.grids import terminal, write_tables
-from tcil.experiments.reporting.page import write_report
+from tcil.experiments.reporting.page import marks_of, write_report
 from tcil.experiments.reporting.tables import (
     COLUMNS,
     OVERVIEW,
@@ -60,7 +60,7 @@ def show_report(
     grids = [summary(study) for study in groups]
     if len(groups) > 1:
         grids = [side_by_side(groups, key) for key in COLUMNS if key in OVERVIEW] + grids
-    write_tables([*grids, *(grid for study in groups for grid in decisions(study))], out)
+    write_tables([*grids, *(grid for study in groups for grid in decisions(study))], out, marks_of(runs))
     page = write_report(runs, out / "report.html")
     console.print(f"tables {out / 'tables.md'}, .tex, .csv\nreport {page}", soft_wrap=True)
     if browse:

@@ -32,7 +32,7 @@ def draw(artifacts: Sequence[Artifact], finished: FinishedRuns, report: Path, co
         "Where the paper disagrees with itself or with its code",
         ["Lines are those of the paper's LaTeX source.", *numbered(dict(enumerate(contradictions(), start=1)))],
     )
-    write_tables(grids, report)
+    write_tables(grids, report, {PAPER})
     content = [*sections, notes, *_own_runs(artifacts, finished)]
     left_out = " ".join(edition.left_out for edition in finished.editions if edition.left_out)
     front = Section("T-CIL reproduced", [line for line in (REPRODUCED, left_out) if line])
