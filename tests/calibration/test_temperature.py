@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -348,6 +349,68 @@ def test_a_masked_column_is_as_if_it_were_not_there(name, dtype):
         assert bool((other.transform(masked)[:, 2] == -math.inf).all())
         assert bool((unaware.transform(masked)[:, 2] == -math.inf).all())  # though it was fitted without a mask
         assert torch.equal(masked, given)
+
+
+CHANGED_MASKS = {
+    "-1e4 + z": lambda z, out: z - 1e4 * out,
+    "-1e9 + z": lambda z, out: z - 1e9 * out,
+    "float16": lambda z, out: z + torch.finfo(torch.float16).min * out,
+    "log-softmax": lambda z, out: torch.log_softmax(z.masked_fill(out, -1e4), dim=1),
+    "log-softmax of -1e4 + z": lambda z, out: torch.log_softmax(z - 1e4 * out, dim=1),
+    "scaled": lambda z, out: 10 * z.masked_fill(out, -1e4),
+}
+
+
+@pytest.mark.parametrize("mask", CHANGED_MASKS.values(), ids=CHANGED_MASKS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float64) for name in LOGITS_ONLY), *(("ets", dtype) for dtype in (torch.float32, torch.bfloat16))],
+)
+def test_a_mask_may_have_a_logit_added_to_it(name, dtype, mask):
+    """In some columns of all rows, and in others of some rows; also a set that says nothing of T."""
+    logits, labels = overconfident(n=150, k=6)
+    logits = logits.to(dtype)
+    out = torch.zeros(150, 6, dtype=torch.bool)
+    out[:, 4:] = True
+    out[::3, 3] = True
+    allowed = torch.where(labels < 3, labels, 0)
+    changed = mask(logits, out)
+    clean = changed.masked_fill(out, -math.inf)
+    want = fitted_by(name, clean, allowed).predict_proba(clean)
+    calibrator = fitted_by(name, changed, allowed)
+    probs = calibrator.predict_proba(changed)
+    torch.testing.assert_close(probs, want, rtol=1e-9, atol=1e-12)
+    assert bool((probs[out] == 0).all())
+    torch.testing.assert_close(calibrator.predict_proba(changed[:1]), probs[:1])  # the row alone decides
+    worst = clean.masked_fill(out, math.inf).argmin(dim=1)
+    assert tcil.fit_temperature(changed, worst).verdict == "anti_informative"
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("scale", [3e3, 1e4, 3e4, 1e6])
+def test_scores_of_networks_on_a_large_scale_are_no_masks(scale, classes):
+    """Some of their logits lie near -1e4 by chance; the others of the row are then no smaller."""
+    logits, labels = overconfident(n=5000, k=classes)
+    base, other = tcil.fit_temperature(logits, labels), tcil.fit_temperature(scale * logits, labels)
+    assert other.temperature / scale == pytest.approx(base.temperature, rel=1e-9)
+    binary = torch.stack([torch.zeros(5000).double(), scale * logits[:, 0]], dim=1)
+    known = (binary.argmax(dim=1) + (torch.arange(5000) % 10 == 0)) % 2
+    assert bool(torch.isfinite(tcil.TemperatureScaling().fit(binary, known).transform(binary)).all())
+
+
+@pytest.mark.parametrize("mask", [-2e3, -12345.0, -5e4])
+def test_other_numbers_are_scores_but_warn(mask):
+    logits, labels = overconfident(n=50)
+    masked = torch.cat([logits, logits[:, :2] + mask], dim=1)
+    with pytest.warns(tcil.CalibrationWarning, match=r"the classes \[5, 6\] are about -.* in 50 of 50 rows.*use -inf"):
+        fit = tcil.fit_temperature(masked, labels)
+    assert fit.temperature == pytest.approx(tcil.fit_temperature(logits, labels).temperature)
+    with pytest.warns(tcil.CalibrationWarning, match=r"the classes \[60\] are"):
+        tcil.TemperatureScaling().fit(masked[:, :6], 10 + 10 * labels, classes=range(10, 70, 10))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tcil.fit_temperature(masked[:4], labels[:4])  # too few to tell
+        tcil.fit_temperature(torch.cat([logits, 300 * logits], dim=1), labels)
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)

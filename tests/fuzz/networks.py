@@ -93,6 +93,11 @@ def _masked(value: float) -> Callable[[Plain, Tensor], Tensor]:
     return forward
 
 
+def _lowered(self: Plain, x: Tensor) -> Tensor:
+    logits = self.logits(x)
+    return logits - 1e4 * (torch.arange(logits.shape[1], device=logits.device) >= CLASSES)
+
+
 def _autocast(self: Plain, x: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.float16):
         return self.logits(x)
@@ -129,6 +134,7 @@ STRANGE: dict[str, Callable[[int], nn.Module]] = {
     "masked by -inf": variant(_masked(float("-inf")), head=CLASSES + 2),
     "masked by finfo.min": variant(_masked(torch.finfo(torch.float32).min), head=CLASSES + 2),
     "masked by -1e4": variant(_masked(-1e4), head=CLASSES + 2),
+    "masked by -1e4 + z": variant(_lowered, head=CLASSES + 2),
     "log-softmax": variant(lambda self, x: torch.log_softmax(self.logits(x), dim=1)),
     "softmax": variant(lambda self, x: torch.softmax(self.logits(x), dim=1)),
     "scaled": variant(lambda self, x: 3 * self.logits(x)),

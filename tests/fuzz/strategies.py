@@ -159,6 +159,8 @@ ODD: dict[str, Callable[[np.ndarray], Any]] = {
     "one class left": lambda z: np.where(np.arange(z.shape[1]) == 0, z, -np.inf),
     "masked here and there": lambda z: np.where((np.arange(z.size) % 3).reshape(z.shape) == 0, -np.inf, z),
     "masked by 1e4": lambda z: np.where(np.arange(z.shape[1]) == 0, -1e4, z),
+    "masked by 1e4 below": lambda z: np.where(np.arange(z.shape[1]) == 0, z - 1e4, z),
+    "masked by 5e4 below": lambda z: np.where(np.arange(z.shape[1]) == 0, z - 5e4, z),
     "largest": lambda z: np.sign(z) * np.finfo(np.float64).max,
     "huge": lambda z: z * 1e300,
     "huge float32": lambda z: (z * 1e36).astype(np.float32),

@@ -6,16 +6,22 @@ masked if one of these holds:
 - its logit is -inf;
 - its logit is a usual mask value (-1e4, -1e5 and so on by powers of ten, or the most negative number of float16, each
   also as rounded by narrower types) and at least 50 times as large in absolute value as every other logit of the row;
+- its logit is within 2 % of a usual mask value, as after `logits - 1e4` or a log-softmax, and at least 49 times as
+  large as the logits of all other classes, of which there are two or more;
 - its logit lies below -1e30, as the most negative numbers of the wider types do, and is at least 1e20 times as large.
 
 The logits of ordinary networks meet none of these conditions, and logits on any other scale are left unchanged.
 `mask_out` replaces every masked logit by -inf; its class then has probability 0 and is ignored.
+
+A class that was masked with another number, such as -5e4, cannot be told from a class with a low score, so its logit
+is used as it is. `warn_of_other_masks` warns of sets of logits that look like this.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -26,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import CalibrationWarning, invalid
 
 NotTensor: TypeAlias = npt.NDArray[Any] | Sequence[Any]  # input for which results are numpy arrays
 ArrayLike: TypeAlias = Tensor | NotTensor
@@ -53,6 +59,8 @@ _MASK_VALUES = tuple(
 )
 _MASKS_BEGIN = -9e3  # larger than all of them
 _FAR_BELOW, _WRITTEN, _UNWRITTEN = -1e30, 50.0, 1e20
+_NEAR = 0.02  # relative distance to a usual mask value that a logit added to it explains
+_OTHER_MASK, _FEWEST_MASKED = -1e3, 10  # of a set of logits for a warning
 
 
 def as_tensor(value: object, argument: str) -> Tensor:
@@ -120,13 +128,47 @@ def mask_out(logits: Tensor) -> Tensor:
         if seen.numel() == 0 or not float(seen.min()) <= _MASKS_BEGIN:
             return logits
     values = torch.tensor(_MASK_VALUES, dtype=logits.dtype, device=logits.device)
-    written = values[places_in(values, logits).clamp(max=len(values) - 1)] == logits
-    far = logits <= _FAR_BELOW
-    others = logits.abs().masked_fill(written | far, 0.0).amax(dim=1, keepdim=True)
+    place = places_in(values, logits)
+    above, below = values[place.clamp(max=len(values) - 1)], values[(place - 1).clamp(min=0)]
+    written, far = above == logits, logits <= _FAR_BELOW
+    near = ((above - logits).abs() <= -_NEAR * above) | ((logits - below).abs() <= -_NEAR * below)
+    sizes = logits.abs()
+    others = sizes.masked_fill(written | far, 0.0).amax(dim=1, keepdim=True)
     masked = (written & (-logits >= _WRITTEN * others)) | (far & (-logits >= _UNWRITTEN * others))
     # A row of only such numbers has no other logit to compare them with.
     masked = masked & ~(written | far).all(dim=1, keepdim=True)
+    apart = near | far
+    others = sizes.masked_fill(apart, 0.0).amax(dim=1, keepdim=True)
+    several = (~apart).sum(dim=1, keepdim=True) >= 2  # the scores of two classes may be this far apart by chance
+    masked = masked | (near & several & (-logits >= (1 - _NEAR) * _WRITTEN * others))
     return logits.masked_fill(masked, -torch.inf)
+
+
+def warn_of_other_masks(logits: Tensor, argument: str, classes: Sequence[int] | None = None) -> None:
+    """Warn if some logits (N, K) look like those of classes that were masked with a number `mask_out` does not know.
+
+    They are close to one another and at least 50 times as large in absolute value as all other logits of the set. The
+    logits of a network on a large scale have values in between.
+    """
+    if logits.numel() == 0:
+        return
+    finite = without_masked(logits.detach())
+    least = float(finite.min())
+    if not _LARGEST_LOGIT >= -least >= -_OTHER_MASK:
+        return
+    low = finite <= least * (1 - 2 * _NEAR) / (1 + 2 * _NEAR)
+    others = finite.masked_fill(low, 0.0).abs().max()
+    if int(low.sum()) < _FEWEST_MASKED or float(others) * _WRITTEN > -least or bool(low.all(dim=1).any()):
+        return
+    columns = low.any(dim=0).nonzero().squeeze(1).tolist()
+    names = columns if classes is None else [classes[column] for column in columns]
+    warnings.warn(
+        f"{argument}: the logits of the classes {_short(names)} are about {least:.3g} in"
+        f" {int(low.any(dim=1).sum())} of {len(logits)} rows, far below all others, and are used as they are. If these"
+        " classes are masked, use -inf: logits.masked_fill(mask, -torch.inf).",
+        CalibrationWarning,
+        stacklevel=3,
+    )
 
 
 def places_in(table: Tensor, values: Tensor) -> Tensor:
@@ -357,6 +399,7 @@ def logits_and_columns(
         raise invalid("classes", f"{len(names)} labels", f"{z.shape[1]}, one for each logit column")
     columns = label_columns(as_labels(labels, length=len(z)), None if classes is None else names, "labels", z.shape[1])
     check_own_unmasked(z, columns, names)
+    warn_of_other_masks(z, "logits", names)
     return z, columns, names
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class CalibrationWarning(UserWarning):
-    """Warns that the data are unusual and how this was handled; `result_` holds the same as a verdict.
+    """Warns that data or a model are unusual and how this was handled. Verdicts of a fit are also in `result_`.
 
     Examples
     --------

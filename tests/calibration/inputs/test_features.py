@@ -171,6 +171,16 @@ class Masked(Sliced):
         return z.masked_fill(torch.arange(10) >= K, -1e4)
 
 
+class MaskedByAddition(Sliced):
+    def forward(self, x):
+        return self.fc(self.backbone(x)) - 1e4 * (torch.arange(10) >= K)
+
+
+class MaskedLogProbabilities(Masked):
+    def forward(self, x):
+        return nn.functional.log_softmax(super().forward(x), dim=1)
+
+
 class SplitLogProbabilities(SplitInForward):
     def forward(self, x):
         return nn.functional.log_softmax(super().forward(x), dim=1)
@@ -189,6 +199,7 @@ class NumberedHeads(nn.Module):
 HEADS = [Plain, AsDict, AsObject, Cosine, SplitModule, SplitInForward, Sliced, Dropped]
 HEADS += [HeadList, HeadTuple, HeadListInside, NumberedHeads]
 HEADS += [Scaled, LogProbabilities, LogSoftmaxModule, Sharpened, Masked, SplitLogProbabilities]
+HEADS += [MaskedByAddition, MaskedLogProbabilities]
 
 
 @pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)

@@ -23,6 +23,7 @@ from tcil.foundation.arrays import (
     classes_and_columns,
     label_columns,
     pick_columns,
+    warn_of_other_masks,
     whole_number,
 )
 from tcil.foundation.errors import NotReachableError, invalid
@@ -277,6 +278,7 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
 
                 clean = pick_columns(clean, len(names), places)
                 check_own_unmasked(clean, true_columns, names, "valid labels")
+                warn_of_other_masks(clean, "model", names)
                 clean_accuracy = float((clean.argmax(dim=1) == true_columns).double().mean())
                 alive = clean != -torch.inf
                 chance = 1 / len(names) if bool(alive.all()) else float((1 / alive.double().sum(dim=1)).mean())

@@ -29,7 +29,13 @@ from tcil.calibration.perturbed_exemplars import PerturbedExemplars
 from tcil.calibration.prediction import stream_logits
 from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature
 from tcil.foundation import random_state
-from tcil.foundation.arrays import check_own_unmasked, classes_and_columns, label_columns, whole_number
+from tcil.foundation.arrays import (
+    check_own_unmasked,
+    classes_and_columns,
+    label_columns,
+    warn_of_other_masks,
+    whole_number,
+)
 from tcil.foundation.errors import CalibrationWarning, NotFittedError, invalid
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
@@ -400,6 +406,7 @@ def _read_validation(exemplars: Exemplars, stream: ExampleStream) -> _Validation
     columns = _check_valid(labels, exemplars.classes, exemplars.new_labels, stream.doubt)
     logits, new = exemplars.pick(logits), exemplars.is_new[columns]
     check_own_unmasked(logits, columns, exemplars.classes, "valid labels")
+    warn_of_other_masks(logits, "model", exemplars.classes)
     return _Validation((logits[new], columns[new]), int((~new).sum()), scale, stream.half_precision)
 
 

@@ -23,7 +23,7 @@ FeatureSpec: TypeAlias = str | Callable[[Tensor], Tensor] | tuple[Callable[[Tens
 Keywords: TypeAlias = dict[str, Any]  # keyword arguments of a module's call
 
 _HALF = {torch.bfloat16, torch.float16}
-_MASKED = -1e3  # a column with the same value in all rows, at most this, is masked
+_MASKED = -1e3  # a column with the same value in all rows, at most this, is masked, besides those of `mask_out`
 _FEWEST = 3
 _GIVE_A_PAIR = "Pass features=(extract, head), two functions with head(extract(x)) equal to the model's logits."
 _LOGITS_ONLY = (
@@ -234,6 +234,8 @@ def find_source(model: nn.Module, spec: FeatureSpec | None, x: Tensor) -> tuple[
     if not head:
         layers = f"{spec!r}, but " if isinstance(spec, str) else "a function, but " if spec is not None else ""
         expected = "a module whose output is the logits, up to a scale, a log-softmax or a mask"
+        if float(logits.detach().min()) <= _MASKED:
+            advice = f"If the model masks classes, let it use -inf. {advice}"
         raise invalid("features", f"{layers}no module of the model that emits the logits", expected, advice)
     if isinstance(spec, str):
         named = _emitters([call for call in reversed(seen.calls) if call.name == spec], logits)
@@ -454,7 +456,7 @@ def _related(a: Tensor, b: Tensor) -> bool:
         return False
     half = bool({a.dtype, b.dtype} & _HALF)
     a, b = a.detach().cpu().double(), b.detach().cpu().double()
-    masked = (b == b[:1]).all(dim=0) & (b[0] <= _MASKED)
+    masked = ((b == b[:1]).all(dim=0) & (b[0] <= _MASKED)) | (mask_out(b) == -torch.inf).all(dim=0)
     a, b = a[:, ~masked], b[:, ~masked]
     if a.numel() - len(a) < _FEWEST:  # too few numbers: they may be related by chance
         return False
