@@ -452,6 +452,14 @@ def test_huge_and_tiny_scales_are_no_masks(scale):
     assert other.temperature / scale == pytest.approx(base.temperature, rel=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1e92, 1e200, 1e290])
+def test_the_authors_schedule_on_a_huge_scale(scale):
+    logits, labels = overconfident()
+    base, other = (tcil.fit_temperature(size * logits, labels, solver="sgd") for size in (1e50, scale))
+    assert other.verdict == base.verdict == "ok"
+    assert other.temperature / scale == pytest.approx(base.temperature / 1e50, rel=1e-9)
+
+
 def test_scores_on_a_scale_of_their_own_are_no_masks():
     """-1e4 beside +3e4 is a score; -1e4 in every column is a row without information."""
     logits, labels = overconfident()

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -433,6 +434,40 @@ def test_wrapped_model_shares_the_network_and_its_mode(task):
     assert calibrated.training
     calibrated.eval()
     assert not task.model.training
+
+
+class Scaled(nn.Module):
+    """A network of float64 whose logits may exceed float32."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.fc = nn.Linear(4, 4, bias=False).double()
+        self.fc.weight.data = scale * torch.eye(4).double()
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e90, 1e200])
+def test_logits_beyond_float32(scale):
+    """No NaN from a model that answers in float32, and heads are found."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=generator).double()
+    labels = torch.where(torch.rand(200, generator=generator) < 0.7, x.argmax(1), torch.arange(200) % 4)
+    model = Scaled(scale)
+    on_logits = (tcil.EnsembleTemperatureScaling, tcil.MulticlassIsotonic)
+    for calibrator in (
+        tcil.TemperatureScaling().fit(x, labels),
+        *(kind().fit(scale * x, labels) for kind in on_logits),
+    ):
+        wrapped = [calibrator.wrap(model, force=True, dtype=kind) for kind in (torch.float64, torch.float32)]
+        with torch.no_grad():
+            want, got = (one(x).exp() for one in wrapped)
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tcil.CalibrationWarning)
+        fits = [tcil.TCIL().fit(Scaled(size), (x, labels), (x, labels), [2, 3]) for size in (1.0, scale)]
+    assert fits[1].temperature_ / scale == pytest.approx(fits[0].temperature_)
 
 
 # --- networks that mask classes -----------------------------------------------------------------------------------

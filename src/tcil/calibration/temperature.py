@@ -254,6 +254,7 @@ class _Loss:
 
 _NEWTON_STEPS = 100  # ordinary sets need about ten
 _LARGEST_LOG = 690.0  # of 1/T, so that 1/T and T stay within float64
+_LARGEST_SQUARED = 1e154  # its square is within float64
 _NO_SPREAD = 1e-300  # below it, float64 loses digits, and the inverse of a temperature may overflow
 
 
@@ -321,7 +322,8 @@ def _sgd(z: Tensor, y: Tensor, seed: int) -> float:
             logits = alive[rows]
             mean = (torch.softmax(z[rows] / temperature, dim=1) * logits).sum(dim=1)
             slope = float((mean - logits.gather(1, y[rows, None]).squeeze(1)).mean())
-            temperature += rate * slope / temperature**2  # dL/dT = -L'(b) / T^2
+            square = temperature**2 if abs(temperature) < _LARGEST_SQUARED else math.inf
+            temperature += rate * slope / square  # dL/dT = -L'(b) / T^2
             if not math.isfinite(temperature) or temperature == 0.0:
                 return math.nan
     return temperature

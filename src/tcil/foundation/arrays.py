@@ -242,7 +242,7 @@ def check_own_unmasked(
 
 def gap_and_size(one: Tensor, other: Tensor) -> tuple[float, float]:
     """The largest difference of two tensors and the largest entry of the second, over unmasked entries."""
-    a, b = one.detach().float(), other.detach().float()
+    a, b = at_least_float32(one.detach()), at_least_float32(other.detach())
     if not torch.equal(a == -torch.inf, b == -torch.inf):
         return float("inf"), 0.0
     a, b = without_masked(a), without_masked(b)

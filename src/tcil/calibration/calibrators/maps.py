@@ -13,7 +13,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from tcil.foundation.arrays import mask_out, places_in
+from tcil.foundation.arrays import mask_out, places_in, without_masked
 from tcil.foundation.errors import invalid
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -46,8 +46,25 @@ def wide(logits: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     Masked classes are detected before a conversion to a narrower type, which may round the mask values.
     """
     if dtype == torch.float32:
-        return mask_out(logits if logits.dtype in _WIDE else logits.float()).float()
+        return _within_float32(mask_out(logits if logits.dtype in _WIDE else logits.float()))
     return mask_out(logits.float() if logits.device.type == "mps" else logits.double())
+
+
+def _within_float32(z: Tensor) -> Tensor:
+    """The logits in float32; a row that overflows there is shifted and clamped first, which keeps its softmax."""
+    if z.dtype != torch.float64:
+        return z
+    narrow = z.float()
+    if (
+        not torch.compiler.is_compiling()
+        and _is_finite(without_masked(narrow))
+        and torch.equal(narrow == -torch.inf, z == -torch.inf)
+    ):
+        return narrow
+    least = torch.finfo(torch.float32).min
+    shifted = (z - z.amax(dim=1, keepdim=True)).clamp(min=least).masked_fill(z == -torch.inf, -torch.inf)
+    fits = (z == -torch.inf) | (z.abs() <= -least)
+    return torch.where(fits.all(dim=1, keepdim=True), narrow, shifted.float())
 
 
 def log_softmax_at(z: Tensor, temperature: Tensor) -> Tensor:
@@ -326,7 +343,10 @@ class IsotonicMap(CalibrationMap):
         # The tie-break 1e-9 p keeps the argmax where iso is flat; next to iso(p) it is visible only in float64.
         steps = y0 + (y1 - y0) * ((inside - x0) / (x1 - x0)) + 1e-9 * probs
         steps = steps.masked_fill(z == -torch.inf, 0.0)
-        return keep_argmax((steps / steps.sum(dim=1, keepdim=True)).log().to(self.dtype), z.to(self.dtype))
+        return keep_argmax(
+            (steps / steps.sum(dim=1, keepdim=True)).log().to(self.dtype),
+            z if self.dtype == torch.float64 else _within_float32(z),
+        )
 
 
 def copied(mapping: CalibrationMap) -> CalibrationMap:

@@ -444,7 +444,10 @@ def _mismatch(logits: Tensor, rerun: Callable[[], Tensor], exactly: bool) -> str
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.detach().float(), b.detach().float())
+    if a.shape != b.shape:
+        return False
+    kind = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    return torch.equal(a.detach().to(kind), b.detach().to(kind))
 
 
 def _related(a: Tensor, b: Tensor) -> bool:
