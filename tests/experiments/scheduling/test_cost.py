@@ -109,18 +109,30 @@ def test_speeds():
 
 
 def test_time_left_of_all_runs(tmp_path):
-    """Two equal runs: one half done after 100 s leaves 300 s; what was found finished is no measure of speed."""
+    """Two equal runs, of which the first is measured from its first progress on; what was found done is no measure."""
     time = [0.0]
     first, second = (Job(build({**SMALL, "seed": seed}), tmp_path, full_data=False) for seed in (1, 2))
     outlook = Outlook([first, second], now=lambda: time[0])
     states = {first: ("queued", None), second: ("queued", None)}
+
+    def at(seconds, epochs, of=1000):
+        time[0] = seconds
+        states[first] = ("running", Status("running", 0, 2, "train", epochs, of))
+        return outlook.left(states)
+
     assert outlook.left(states) == (0.0, None)
-    time[0] = 100.0
-    states[first] = ("running", Status("running", 0, 2, "train", 1000, 1000))
-    done, left = outlook.left(states)
-    assert done == pytest.approx(4_900 / 20_000)
-    assert left == pytest.approx(100 * (1 - done) / done)
-    assert outlook.left({first: ("done", None), second: ("queued", None)}) == (0.5, pytest.approx(100))
+    assert at(200.0, 0) == (0.0, None)  # the process has started
+    done, left = at(300.0, 100)
+    assert (done, left) == (pytest.approx(490 / 20_000), None)  # 100 s, with the time to read the data
+    done, left = at(350.0, 600)
+    assert done == pytest.approx(2_940 / 20_000)
+    assert left == pytest.approx(50 * (20_000 - 2_940) / (2_940 - 490))
+    assert at(380.0, 600)[1] == left  # nothing is new
+    states[second] = ("running", None)
+    assert outlook.left(states)[1] == pytest.approx(left / 2)  # two at once
+    time[0] = 600.0
+    over = {first: ("done", None), second: ("queued", None)}
+    assert outlook.left(over) == (0.5, pytest.approx(400))  # 400 s from its start
     assert outlook.left({first: ("done", None), second: ("failed", None)}) == (1.0, 0.0)
     for job in (first, second):
         (job.folder / "task-00").mkdir(parents=True)
@@ -128,3 +140,21 @@ def test_time_left_of_all_runs(tmp_path):
     later = Outlook([first, second], now=lambda: time[0])
     share, left = later.left({first: ("queued", None), second: ("queued", None)})
     assert (share, left) == (pytest.approx(49_000 / 100_000), None)
+
+
+def test_no_time_left_is_told_from_too_little(tmp_path):
+    """A first epoch under load took a hundred times as long as those after it."""
+    time = [0.0]
+    jobs = [Job(build({**SMALL, "seed": seed}), tmp_path, full_data=False) for seed in range(10)]
+    outlook = Outlook(jobs, now=lambda: time[0])
+
+    def at(seconds, epochs):
+        time[0] = seconds
+        now = Status("running", 0, 2, "train", epochs, 100)
+        return outlook.left({job: ("running" if job is jobs[0] else "queued", now) for job in jobs})[1]
+
+    assert at(0.0, 0) is None
+    assert at(1000.0, 1) is None  # one epoch, after imports and data
+    assert at(1005.0, 2) is None  # 5 s of training
+    assert at(1020.0, 4) is None  # 20 s, but three epochs of 2,000
+    assert at(1200.0, 40) == pytest.approx(200 * (100_000 - 1_960) / 1_911)

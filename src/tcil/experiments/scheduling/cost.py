@@ -178,26 +178,63 @@ class _JobCost:
         return max(self.found, self.weight * (before + passes.before(status.task, name, share)))
 
 
+@dataclass
+class _Pace:
+    """What was done of a job between two moments, from which its speed is measured."""
+
+    since: float
+    at_first: float
+    until: float
+    by_then: float
+
+
 class Outlook:
-    """How long all the runs of a sweep will take together, from the speed at which they have been done so far."""
+    """How long all the runs of a sweep will take together, from the speed at which they have been done so far.
+
+    A run is measured from its first progress on, because starting a process and reading data say nothing about the
+    speed of training; a finished run, from its start to its end. The time left is given once the measurement covers
+    `LEAST_SECONDS` of training and `LEAST_SHARE` of the work.
+    """
+
+    LEAST_SECONDS, LEAST_SHARE = 10.0, 0.01
 
     def __init__(self, jobs: Sequence[Job], now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._began = now, now()
+        self._now = now
         weights = _weights([job.settings for job in jobs])
         self._costs = {job: _cost(job, weight) for job, weight in zip(jobs, weights, strict=True)}
+        self._started: dict[Job, float] = {}
+        self._paces: dict[Job, _Pace] = {}
 
     def left(self, states: Mapping[Job, tuple[str, Status | None]]) -> tuple[float, float | None]:
-        """The share of all that is done, and the seconds left; None where nothing tells them yet."""
-        total, done, fresh = 0.0, 0.0, 0.0
+        """The share of all that is done, and the seconds left; None until there is a measurement."""
+        total, done, running = 0.0, 0.0, 0
         for job, cost in self._costs.items():
             state, status = states[job]
             mine = cost.total if state == "done" else cost.done(status if state == "running" else None)
             total += mine if state == "failed" else cost.total
-            done, fresh = done + mine, fresh + mine - cost.found
-        if total <= 0:
+            done, running = done + mine, running + (state == "running")
+            self._measure(job, state, mine)
+        if total <= done:
             return 1.0, 0.0
-        passed = self._now() - self._began
-        return done / total, passed * (total - done) / fresh if fresh > 0 else None
+        seconds = sum(pace.until - pace.since for pace in self._paces.values())
+        work = sum(pace.by_then - pace.at_first for pace in self._paces.values())
+        if seconds < self.LEAST_SECONDS or work < self.LEAST_SHARE * total:
+            return done / total, None
+        return done / total, (total - done) * seconds / work / max(1, running)
+
+    def _measure(self, job: Job, state: str, mine: float) -> None:
+        """Note how far a job is; `mine` is what is done of it."""
+        now, found, pace = self._now(), self._costs[job].found, self._paces.get(job)
+        if state == "running":
+            self._started.setdefault(job, now)
+        if state not in ("running", "done") or mine <= found:
+            return
+        if pace is None:
+            pace = self._paces[job] = _Pace(now, mine, now, mine)
+        if mine > pace.by_then:
+            pace.until, pace.by_then = now, mine
+        if state == "done" and job in self._started:
+            pace.since, pace.at_first, pace.until = self._started.pop(job), found, now
 
 
 def _cost(job: Job, weight: float) -> _JobCost:
