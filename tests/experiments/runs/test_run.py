@@ -508,6 +508,15 @@ class TestLegalButOdd:
         assert not list(tmp_path.iterdir())
         check_options(("t-cil[device=no-such]",), None, here=False)
 
+    @pytest.mark.parametrize("words", [["sweep"], ["sweep", "--on", "serial"], ["run", "--seeds", "1,2"]])
+    @pytest.mark.parametrize("device", ["no-such", "meta", "cuda:99"])
+    def test_runs_on_a_device_that_is_not_there(self, tmp_path, words, device):
+        """Before a process is started or a folder made."""
+        outcome = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "runs"), "--device", device])
+        assert outcome.exit_code == 2, outcome.output
+        assert f"device: got '{device}'" in outcome.output
+        assert not list(tmp_path.iterdir())
+
     def test_a_folder_is_no_study(self, tmp_path):
         outcome = CliRunner().invoke(app, ["run", str(tmp_path)])
         assert outcome.exit_code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -28,6 +29,15 @@ def usable_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise invalid("device", f"{name!r} ({reason})", "cpu, or a cuda or mps device that is there") from None
     return device
+
+
+def check_device(name: str) -> None:
+    """Raise if a device is not there; for the parent of workers, which should take no memory of a GPU."""
+    with contextlib.suppress(RuntimeError):
+        device = torch.device(name)
+        if device.type == "cuda" and torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count():
+            return
+    usable_device(name)
 
 
 def environment(device: torch.device, *, compiled: bool = False) -> Environment:

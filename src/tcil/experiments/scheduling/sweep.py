@@ -14,6 +14,7 @@ from tcil.experiments.process.exits import ExitCode
 from tcil.experiments.process.screen import Screen
 from tcil.experiments.reporting.collect import read_runs
 from tcil.experiments.reporting.show import show_summary
+from tcil.experiments.runs.machine import check_device
 from tcil.experiments.scheduling.board import Board, Line
 from tcil.experiments.scheduling.executors import HUNG_AFTER, Executor, ExecutorLost, Resources, make_executor
 from tcil.experiments.scheduling.job import Job, Outcome
@@ -29,6 +30,8 @@ def run_jobs(jobs: Sequence[Job], resources: Resources, console: Screen) -> Exit
     """Do many runs where `resources` says, and show how each ended; returns the exit code."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise invalid("runs", f"{len(jobs)} under torchrun", "one run: a sweep starts processes of its own")
+    for device in {job.device for job in jobs} if resources.here else ():  # nodes of Ray may have other devices
+        check_device(device)
     here = Path.cwd()
     jobs = [
         replace(
