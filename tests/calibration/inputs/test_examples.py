@@ -335,6 +335,47 @@ class TestLoaders:
         with_length = [(x, y)] * 11
         assert tcil.TCIL().fit(Network(), with_length, VALID, [2, 3]).result_.n_exemplars == 528
 
+    def test_large_for_this_machine(self, monkeypatch):
+        """Also with a length: new exemplars are kept, and joined in a second copy."""
+        x, y = MEMORY
+        size, read = x[y >= 2].nbytes, itertools.count()
+        machine = {"bytes": 21 * size, "looks": 0}
+
+        def available():
+            machine["looks"] += 1
+            return machine["bytes"] - size * (next(read_so_far) + 1)
+
+        def endless():
+            for _ in range(100_000):
+                next(read)
+                yield x, y
+
+        class Long(Stream):
+            def __len__(self):
+                return 100_000
+
+        monkeypatch.setattr("tcil.calibration.inputs.examples.available_memory", available)
+        monkeypatch.setattr("tcil.calibration.inputs.examples._LOOK_EVERY", size)
+        for loader in (Stream(endless), Long(endless)):
+            read_so_far = itertools.count()
+            before = next(read)
+            with pytest.raises(
+                ValueError,
+                match=r"memory: got a loader with .* GiB of inputs of new classes so far, and .* GiB of memory",
+            ):
+                tcil.TCIL().fit(Network(), loader, VALID, [2, 3])
+            assert next(read) - before < 20
+        read_so_far, machine["looks"] = itertools.count(), 0
+        assert tcil.TCIL().fit(Network(), [(x, y)] * 9, VALID, [2, 3]).result_.n_exemplars == 432
+        assert machine["looks"] == 9
+        monkeypatch.setattr("tcil.calibration.inputs.examples._LOOK_EVERY", 1 << 26)
+        machine["looks"] = 0
+        tcil.TCIL().fit(Network(), [(x, y)] * 9, VALID, [2, 3])
+        assert machine["looks"] == 0  # nothing is asked for memories of the usual size
+        monkeypatch.setattr("tcil.calibration.inputs.examples.available_memory", lambda: None)
+        monkeypatch.setattr("tcil.calibration.inputs.examples._LOOK_EVERY", size)
+        tcil.TCIL().fit(Network(), [(x, y)] * 9, VALID, [2, 3])
+
     def test_what_is_not_kept_has_no_such_limit(self, monkeypatch):
         monkeypatch.setattr("tcil.calibration.inputs.examples._MOST_KEPT", 1)
         batches = Stream(lambda: batches_of(self.X, self.Y, 10))

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from tcil.foundation.arrays import as_labels, as_tensor, whole_number
 from tcil.foundation.errors import invalid
+from tcil.foundation.memory import available_memory
 
 # How to get (inputs, labels) from a batch: a function, two keys of a dict, or two positions in a tuple.
 Unpack: TypeAlias = Callable[[Any], tuple[Any, Any]] | tuple[str, str] | tuple[int, int]
@@ -23,6 +24,7 @@ Batch: TypeAlias = tuple[Tensor, Tensor]
 
 MAX_BATCHES = 10_000  # of a loader without a length
 _MOST_KEPT = 1 << 33  # bytes of its inputs that are kept in memory
+_LOOK_EVERY = 1 << 26  # bytes of kept inputs between two looks at the memory that is left
 _INPUT_KEYS = ("x", "image", "images", "img", "imgs", "pixel_values", "input", "inputs", "input_ids")
 _LABEL_KEYS = ("y", "label", "labels", "target", "targets", "fine_label")
 _ROWS = 256
@@ -36,7 +38,8 @@ class ExampleStream:
     A pair of tensors is checked at once. A loader is checked batch by batch, and only one batch is in memory at a time.
     Every pass must give exactly the batches of the first one; otherwise the gradients of one image would be applied to
     the pixels of another. A loader without a length raises an error after `max_batches`, or if more than 8 GiB of its
-    inputs would be kept. Integer inputs, such as token ids, are accepted only if no gradient is needed (`integers`).
+    inputs would be kept; any loader, if what is kept fills the memory of the machine. Integer inputs, such as token
+    ids, are accepted only if no gradient is needed (`integers`).
 
     `doubt` is advice for errors about the labels: if a batch has three or more parts, the second may not be the label.
     """
@@ -99,11 +102,16 @@ class ExampleStream:
         self._first_pass = prints
 
     def keep(self, inputs: Tensor) -> Tensor:
-        """Inputs that are kept until the end of the pass; raises if an endless loader would fill the memory."""
-        if self._pair is None and not _length(self._loader):
-            self._kept += inputs.nbytes
-            if self._kept > _MOST_KEPT:
-                raise self._endless(f"{_MOST_KEPT / 2**30:g} GiB of inputs to keep", "give it a __len__")
+        """Inputs that are kept until the end of the pass; raises before they fill the memory."""
+        if self._pair is not None or inputs.device.type != "cpu":
+            return inputs
+        before, self._kept = self._kept, self._kept + inputs.nbytes
+        if self._kept > _MOST_KEPT and not _length(self._loader):
+            raise self._endless(f"{_MOST_KEPT / 2**30:g} GiB of inputs to keep", "give it a __len__")
+        if self._kept // _LOOK_EVERY > before // _LOOK_EVERY:
+            available = available_memory()
+            if available is not None and available < self._kept:  # they are joined in a second copy
+                raise self._too_large(available)
         return inputs
 
     def _as_loader(self, data: Examples) -> Iterable[Any]:
@@ -338,6 +346,12 @@ class ExampleStream:
     def _endless(self, size: str, advice: str) -> ValueError:
         given = f"a loader of more than {size} without a length"
         return invalid(self.argument, given, "a loader that ends", f"If it is not endless, {advice}.")
+
+    def _too_large(self, available: int) -> ValueError:
+        read, left = (f"{size / 2**30:.3g} GiB" for size in (self._kept, available))
+        given = f"a loader with {read} of inputs of new classes so far, and {left} of memory left for their second copy"
+        advice = "Pass fewer or smaller examples: exemplars of a class are usually a few dozen. Does the loader end?"
+        return invalid(self.argument, given, "examples of new classes that fit into memory twice", advice)
 
     def _unstable(self, given: str = "a loader whose second pass differs from its first") -> ValueError:
         return invalid(

@@ -1,0 +1,30 @@
+"""How much memory is said to be available."""
+
+from __future__ import annotations
+
+from tcil.foundation.memory import available_memory
+
+
+def test_the_container_limits_what_the_machine_has(tmp_path):
+    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    assert available_memory(meminfo, cgroup) is None
+    meminfo.write_text(
+        "MemTotal: 4000 kB\nMemFree: 10 kB\nMemAvailable: 3000 kB\nSwapFree: 500 kB\nHugePages_Total: 0\n"
+    )
+    assert available_memory(meminfo, cgroup) == 3500 * 1024
+    cgroup.mkdir()
+    (cgroup / "memory.max").write_text("max\n")
+    assert available_memory(meminfo, cgroup) == 3500 * 1024
+    (cgroup / "memory.max").write_text("1000000\n")
+    (cgroup / "memory.current").write_text("700000\n")
+    (cgroup / "memory.stat").write_text("anon 400000\ninactive_file 200000\n")
+    assert available_memory(meminfo, cgroup) == 500_000
+    (cgroup / "memory.current").write_text("1300000\n")
+    assert available_memory(meminfo, cgroup) == 0
+    meminfo.write_text("nonsense\n")
+    (cgroup / "memory.max").write_text("nonsense\n")
+    assert available_memory(meminfo, cgroup) is None
+
+
+def test_this_machine():
+    assert available_memory() is None or available_memory() > 0
