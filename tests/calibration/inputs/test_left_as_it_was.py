@@ -248,6 +248,58 @@ def test_parameters_that_forward_changes_are_put_back(blobs, frozen):
         assert all(parameter.requires_grad is not frozen for parameter in parameters)
 
 
+class TestLogitsThatDrift:
+    """A network that changes its weights gives other logits with every call."""
+
+    @pytest.mark.parametrize("kind", ["parameter", "buffer", "replaced buffer"])
+    def test_are_told(self, blobs, kind):
+        class Drifting(Plain):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("level", torch.ones(()))
+
+            def forward(self, x):
+                logits = super().forward(x.mul_(1.0)) * self.level
+                if kind == "parameter":
+                    self.fc.weight.data.mul_(0.9)
+                elif kind == "buffer":
+                    self.level.mul_(0.9)
+                else:
+                    self.level = 0.9 * self.level
+                return logits
+
+        model = Drifting()
+        model.load_state_dict(trained(Plain, blobs).state_dict(), strict=False)
+        before = copy.deepcopy(model.state_dict())
+        name = "fc.weight" if kind == "parameter" else "level"
+        acts = (
+            lambda: tcil.predict_logits(model, blobs[1], batch_size=20),
+            lambda: tcil.PerturbedTemperatureScaling(search="nelder-mead").fit(model, valid=blobs[1]),
+        )
+        for act in acts:
+            with pytest.warns(
+                tcil.CalibrationWarning, match=rf"forward\(\) changes '{name}', and the logits with them"
+            ):
+                act()
+            assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+    def test_counters_and_caches_are_not(self, blobs):
+        class Counting(Plain):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("calls", torch.zeros(()))
+                self.register_buffer("cache", torch.zeros(3), persistent=False)
+
+            def forward(self, x):
+                self.calls += 1
+                self.cache = torch.arange(len(x)).float()
+                return super().forward(x.mul_(1.0))
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tcil.predict_logits(Counting(), blobs[1], batch_size=20)
+
+
 class Unusual(Plain):
     """Buffers that cannot be compared or written as others are."""
 

@@ -273,6 +273,43 @@ class TestNetworksThatReadMemory:
         new = data[1] >= 2
         assert target.nll_before == pytest.approx(tcil.fit_temperature(want[new], data[1][new]).nll_before, rel=1e-5)
 
+    def test_also_if_the_first_images_are_blank(self):
+        torch.manual_seed(0)
+        model, (x, y) = Strided(strided=True), self.images()
+        x[:10] = 0.5
+        want = model(x).detach()
+        assert torch.allclose(tcil.predict_logits(model, (x, y), batch_size=16)[0], want, atol=1e-5)
+
+    def test_also_if_little_depends_on_it(self):
+        """Half a per cent of the largest logit, which is no rounding in float32."""
+
+        class Weakly(Strided):
+            def forward(self, x):
+                return self.fc(x.flatten(1)) + 0.005 * self.fc(x.as_strided((len(x), 48), (48, 1)))
+
+        torch.manual_seed(0)
+        model, data = Weakly(strided=True), self.images()
+        want = model(data[0]).detach()
+        assert torch.allclose(tcil.predict_logits(model, data, batch_size=16)[0], want, atol=1e-5)
+
+    @pytest.mark.parametrize("layout", ["channels_last", "reversed"])
+    def test_users_whose_inputs_lie_otherwise_are_told(self, layout):
+        torch.manual_seed(0)
+        model, (x, y) = Strided(strided=True), self.images()
+        if layout == "channels_last":
+            given = x.to(memory_format=torch.channels_last)
+        else:
+            given = x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+        with pytest.warns(
+            tcil.CalibrationWarning, match=r"its logits depend on how the inputs lie in memory.*contiguous"
+        ):
+            logits, _ = tcil.predict_logits(model, (given, y))
+        assert torch.allclose(logits, model(x), atol=1e-5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tcil.predict_logits(model, (x, y))
+            tcil.predict_logits(Strided(strided=False), (given, y))
+
     def test_others_keep_the_faster_layout_at_the_cost_of_two_images_in_each(self):
         model, data, seen = Strided(strided=False), self.images(), []
         model.batches = seen

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from tcil.calibration.inputs.features import (
 )
 from tcil.foundation import random_state
 from tcil.foundation.arrays import at_least_float32, gap_and_size, mask_out
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import CalibrationWarning, invalid
 from tcil.foundation.folding import close, swapped, watch_pairs
 
 
@@ -242,7 +243,9 @@ def checked_device(device: str | int | torch.device) -> torch.device:
     return checked
 
 
-_OTHER_PIXELS = 0.05  # of the largest logit; more than rounding can explain, even in half precision
+# Differences of logits that rounding does not explain, relative to the largest logit: on a CPU in full precision, else.
+_NOT_ROUNDING, _NOT_ROUNDING_HALF = 1e-3, 0.05
+_HALF = {torch.float16, torch.bfloat16}
 
 
 class Classifier:
@@ -250,7 +253,8 @@ class Classifier:
 
     The features are the input of the head. The head is found on the first batch: it is the module that returns the
     logits. Inputs are in channels_last, which is much faster for convolutions, unless the model fails with it or
-    returns other values.
+    returns other values; then they are contiguous. A warning says if the user's inputs are neither, and if `forward`
+    changes weights and the logits with them.
     """
 
     def __init__(
@@ -290,6 +294,8 @@ class Classifier:
             raise invalid("device", str(device), "None for a model on several devices", f"It is on {spread}.")
         self._home = home
         self._channels_last = True
+        self._layout_chosen = False
+        self._first: tuple[Tensor, Tensor] | None = None  # two inputs and their logits in the first pass
         self.width: int | None = None
 
     def __enter__(self) -> Self:
@@ -297,7 +303,7 @@ class Classifier:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(_alone(self.model))
-            stack.enter_context(_borrowed(self.model))
+            self._weights = stack.enter_context(_borrowed(self.model))
             if self._homes and self._homes != {self.device}:
                 stack.callback(self.model.to, self._home)
                 self.model.to(self.device)
@@ -307,7 +313,11 @@ class Classifier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._exit.close()
+        try:
+            if kind is None:
+                self._warn_of_drift()
+        finally:
+            self._exit.close()
 
     @property
     def source(self) -> FeatureSource:
@@ -317,6 +327,9 @@ class Classifier:
 
     def place(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device and in its fastest layout, in at least float32."""
+        if not self._layout_chosen:
+            self._layout_chosen = True
+            self._choose_layout(inputs)
         layout = torch.channels_last if inputs.ndim == 4 and self._channels_last else torch.contiguous_format
         # A copy, so that a network with in-place operations cannot change the user's data.
         return inputs.to(self.device).clone(memory_format=layout)
@@ -389,9 +402,7 @@ class Classifier:
 
     def _run(self, inputs: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
         x = as_taken(self.model, inputs)
-        if self.width is None and self._channels_last and _lies_otherwise(x) and not self._same_in_both_layouts(x[:2]):
-            self._channels_last = False
-            x = x.clone(memory_format=torch.contiguous_format)
+        few = x[:2].detach().clone() if self._first is None else x[:0]  # before the model can change them
         try:
             logits = forward(x)
         except RuntimeError:
@@ -404,20 +415,71 @@ class Classifier:
             check_kind(logits)
         check_rows(logits, inputs)
         self.width = logits.shape[1]
+        if self._first is None:
+            self._first = few, logits[:2].detach().clone()
         return mask_out(at_least_float32(logits))
 
-    def _same_in_both_layouts(self, few: Tensor) -> bool:
-        """Whether the model returns the same in channels_last; not if it depends on the strides of its input."""
-        try:
-            both = [self._tried(few, layout) for layout in (torch.channels_last, torch.contiguous_format)]
-        except Exception:  # reported when the whole batch is run
-            return True
-        gap, size = gap_and_size(*both) if both[0].shape == both[1].shape else (0.0, 0.0)
-        return not gap > _OTHER_PIXELS * size
+    def _choose_layout(self, inputs: Tensor) -> None:
+        """Leave channels_last if the model depends on the memory of its inputs; warn if their own layout is another.
 
-    def _tried(self, few: Tensor, layout: torch.memory_format) -> Tensor:
-        with torch.no_grad(), random_state.preserved():
-            return at_least_float32(select_logits(self.model(few.clone(memory_format=layout))))
+        Only the two images are tried whose memory differs most between the layouts: of a blank image it does not.
+        """
+        lies_otherwise = _lies_otherwise(inputs)
+        if len(inputs) == 0 or not (lies_otherwise or not inputs.is_contiguous()):
+            return
+        few = inputs[:2]
+        if lies_otherwise and len(inputs) > 2:
+            moved = inputs.detach().permute(0, 2, 3, 1).flatten(1) != inputs.detach().flatten(1)
+            place = min(int(moved.sum(dim=1).argmax()), len(inputs) - 2)
+            few = inputs[place : place + 2]
+        plain = self._tried(few, torch.contiguous_format)
+        other = self._tried(few, torch.channels_last) if lies_otherwise else None
+        self._channels_last = not self._differ(plain, other)
+        as_given = other if inputs.ndim == 4 and inputs.is_contiguous(memory_format=torch.channels_last) else None
+        if not inputs.is_contiguous():
+            as_given = as_given if as_given is not None else self._tried(few, torch.preserve_format)
+            if self._differ(plain, as_given):
+                warnings.warn(
+                    "model: its logits depend on how the inputs lie in memory (as_strided, data_ptr). Here they are"
+                    " computed from contiguous inputs; those given are not contiguous, so your own call may return"
+                    " other logits. Pass inputs.contiguous().",
+                    CalibrationWarning,
+                    stacklevel=2,
+                )
+
+    def _differ(self, one: Tensor | None, other: Tensor | None) -> bool:
+        """Whether two results of the model for the same images differ by more than rounding."""
+        if one is None or other is None:  # errors are reported when the whole batch is run
+            return False
+        if one.shape != other.shape or not torch.equal(one.isnan(), other.isnan()):
+            return True
+        half = {one.dtype, other.dtype} & _HALF or self.device.type != "cpu"
+        gap, size = gap_and_size(one.nan_to_num(neginf=-torch.inf), other.nan_to_num(neginf=-torch.inf))
+        return gap > (_NOT_ROUNDING_HALF if half else _NOT_ROUNDING) * size
+
+    def _tried(self, few: Tensor, layout: torch.memory_format) -> Tensor | None:
+        """The logits of a few inputs in a layout; None if the model fails."""
+        x = as_taken(self.model, few.detach().to(self.device).clone(memory_format=layout))
+        try:
+            with torch.no_grad(), random_state.preserved():
+                return select_logits(self.model(x))
+        except Exception:
+            return None
+
+    def _warn_of_drift(self) -> None:
+        """Warn if forward() has changed weights and the logits with them; the model is restored in any case."""
+        if self._first is None or not (names := self._weights.changed()):
+            return
+        inputs, before = self._first
+        after = self._tried(inputs, torch.preserve_format)
+        if self._differ(before, after):
+            shown = ", ".join(map(repr, names[:3])) + (" and others" if len(names) > 3 else "")
+            warnings.warn(
+                f"model: forward() changes {shown}, and the logits with them. The model was restored, but its logits"
+                " depend on how often it is called, and so does this result.",
+                CalibrationWarning,
+                stacklevel=3,
+            )
 
 
 def _no_gradient(given: str, advice: str = "Is there a torch.no_grad() or .detach() in its forward?") -> ValueError:
@@ -467,8 +529,32 @@ def _alone(model: nn.Module) -> Iterator[None]:
         yield
 
 
+class _Weights:
+    """Copies of the parameters and buffers of a model, to compare it with."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        named = list(itertools.chain(model.named_parameters(), model.named_buffers()))
+        # Copies, since version counters do not record writes through .data.
+        self.copies = [(name, tensor, tensor.detach().clone()) for name, tensor in named]
+        self.known_same = False
+
+    def changed(self) -> list[str]:
+        """The names of tensors that differ from their copies."""
+        now = dict(itertools.chain(self._model.named_parameters(), self._model.named_buffers()))
+        names = [name for name, _, value in self.copies if name in now and not self._same(now[name].detach(), value)]
+        self.known_same = not names
+        return names
+
+    @staticmethod
+    def _same(tensor: Tensor, value: Tensor) -> bool:
+        if tensor.layout != value.layout or tensor.shape != value.shape or tensor.dtype != value.dtype:
+            return False
+        return _same_values(tensor, value.to(tensor.device))
+
+
 @contextlib.contextmanager
-def _borrowed(model: nn.Module) -> Iterator[None]:
+def _borrowed(model: nn.Module) -> Iterator[_Weights]:
     """Evaluation mode and no parameter gradients; the model is restored on exit.
 
     This includes attributes that forward() sets, parameters and buffers that it changes, and modules that it creates.
@@ -479,15 +565,14 @@ def _borrowed(model: nn.Module) -> Iterator[None]:
     held = [(vars(module), *(getattr(module, kind) for kind in _REGISTERED)) for module in plain]
     before = [[dict(entries) for entries in parts] for parts in held]
     trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    # Copies, since version counters do not record writes through .data.
-    values = [(tensor, tensor.detach().clone()) for tensor in itertools.chain(model.parameters(), model.buffers())]
+    weights = _Weights(model)
     try:
         # Not model.eval(): modules that override eval(), such as LoRA layers, would merge their weights.
         for module, _ in modes:
             module.training = False
         for parameter, _ in trainable:
             parameter.requires_grad_(False)
-        yield
+        yield weights
     finally:
         for parts, kept_parts in zip(held, before, strict=True):
             for entries, kept in zip(parts, kept_parts, strict=True):
@@ -497,7 +582,7 @@ def _borrowed(model: nn.Module) -> Iterator[None]:
         for parameter, flag in trainable:
             with torch.inference_mode(parameter.is_inference()):
                 parameter.requires_grad_(flag)
-        for tensor, value in values:
+        for _, tensor, value in weights.copies if not weights.known_same else ():
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 if tensor.shape != value.shape:
                     tensor.data = value
