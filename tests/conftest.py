@@ -20,6 +20,8 @@ os.environ["TCIL_LAYOUT"] = "channels_last"  # else every run would measure whic
 # A forked process must not collect what earlier tests left, such as sessions of ONNX Runtime: to end one is to join its
 # threads, which the fork does not have, and it would wait for ever.
 os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
+# Imports and collection make objects that stay: to look through them again and again took a quarter of that time.
+gc.disable()
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINED = {"digits_tasks", "digits", "runs", "make_run"}  # fixtures of what trains networks
@@ -30,6 +32,8 @@ WHOLE_FILES = {
     "test_packing": "training",
 }  # fmt: skip
 FUZZ = ROOT / "tests" / "fuzz"
+LONG = {"slow", "processes", "training", "ray", "fuzz"}  # markers of tests that go to whichever worker is free
+EXPORT = {"test_onnx", "test_modules", "test_wrap_and_storage"}  # files whose first export imports half of torch
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -46,7 +50,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fuzz")
         if marker := WHOLE_FILES.get(item.path.stem):
             item.add_marker(marker)
+        if not LONG & {mark.name for mark in item.iter_markers()} and item.get_closest_marker("xdist_group") is None:
+            # One worker has a file: its fixtures are made and what it needs is imported once.
+            group = "export" if item.path.stem in EXPORT else f"{item.path.parent.name}-{item.path.stem}"
+            item.add_marker(pytest.mark.xdist_group(group))
         _name_group(item)
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected, more rarely than usual and without what has been imported."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 def _name_group(item: pytest.Item) -> None:
