@@ -33,7 +33,11 @@ WHOLE_FILES = {
 }  # fmt: skip
 FUZZ = ROOT / "tests" / "fuzz"
 LONG = {"slow", "processes", "training", "ray", "fuzz"}  # markers of tests that go to whichever worker is free
-EXPORT = {"test_onnx", "test_modules", "test_wrap_and_storage"}  # files whose first export imports half of torch
+# Files of which the first to run pays for all: what an export imports, the scripts of pages.
+TOGETHER = {
+    "test_onnx": "export", "test_modules": "export", "test_wrap_and_storage": "export",
+    "test_charts": "pages", "test_page": "pages", "test_importing": "pages", "test_command_line": "pages",
+}  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -52,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(marker)
         if not LONG & {mark.name for mark in item.iter_markers()} and item.get_closest_marker("xdist_group") is None:
             # One worker has a file: its fixtures are made and what it needs is imported once.
-            group = "export" if item.path.stem in EXPORT else f"{item.path.parent.name}-{item.path.stem}"
+            group = TOGETHER.get(item.path.stem) or f"{item.path.parent.name}-{item.path.stem}"
             item.add_marker(pytest.mark.xdist_group(group))
         _name_group(item)
 
@@ -104,6 +108,16 @@ def _threads() -> None:
     import torch  # not in the process that only hands out the tests
 
     torch.set_num_threads(int(os.environ.get("TCIL_TEST_THREADS", "1")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_tree_of_commands():
+    """`CliRunner` would build all commands of the app for every call, which took most of its time."""
+    import typer.testing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -83,6 +83,7 @@ class TestCompletion:
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
     def test_the_script(self, monkeypatch, shell):
         monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+        monkeypatch.setattr(typer.testing, "_get_command", typer.main.get_command)  # built anew: it reads the variable
         outcome = CliRunner().invoke(app, ["--show-completion", shell], prog_name="tcil")
         assert outcome.exit_code == ExitCode.DONE
         assert f"_TCIL_COMPLETE=complete_{shell}" in outcome.output

@@ -9,7 +9,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -161,7 +161,7 @@ def _same_run(first: StoredRun, second: StoredRun) -> bool:
 
 def any_runs(path: Path) -> bool:
     """Whether there is a finished run under this path."""
-    return bool(_results_under(path))
+    return next(_results_under(path), None) is not None
 
 
 def shown(runs: Sequence[StoredRun]) -> list[StoredRun]:
@@ -278,19 +278,17 @@ def _other_run(file: Path, given: str) -> ValueError:
     return invalid("keep", f"{given} as {file}", "a file for each run", advice)
 
 
-def _results_under(path: Path) -> list[Path]:
+def _results_under(path: Path) -> Iterator[Path]:
     if path.is_file():
-        return [path]
-    if (path / "results.json").is_file():
-        return [path / "results.json"]
-    if not path.is_dir():
-        return []
-    return [
-        child / "results.json" if child.is_dir() else child
-        for child in path.iterdir()
-        if (child / "results.json").is_file()
-        or (child.name.endswith(_COPIES) and child.is_file() and not _foreign(child))
-    ]
+        yield path
+    elif (path / "results.json").is_file():
+        yield path / "results.json"
+    elif path.is_dir():
+        for child in path.iterdir():
+            if (child / "results.json").is_file():
+                yield child / "results.json"
+            elif child.name.endswith(_COPIES) and child.is_file() and not _foreign(child):
+                yield child
 
 
 def _others_under(path: Path) -> str:
