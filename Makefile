@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # One spinning OpenMP thread too many costs more than it gives on a shared machine.
 export OMP_WAIT_POLICY ?= passive
+# Images of containers often set it. Without kept bytecode every process compiles tcil, and pytest rewrites every test.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow test-integrations test-machines test-real test-lowest test-package fuzz check quick coverage lint \
 	lint-workflows hooks bench bench-history results package clean
@@ -142,4 +144,5 @@ $(VENV)/.docs: $(VENV)/.bench
 	@touch $@
 
 clean:
+	find benchmarks docs examples research src tests -name __pycache__ -prune -exec rm -r {} +
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist docs/gallery docs/api/generated
