@@ -15,7 +15,8 @@ from tcil.experiments.process.stopping import Stopped
 from tcil.experiments.runs.reasons import NotApplicableReason
 from tcil.experiments.runs.recalibrate import recalibrate
 from tcil.experiments.runs.run import Run
-from tcil.experiments.scheduling.cost import passes_as_released, seconds_per_image
+from tcil.experiments.scheduling.cost import count_passes, passes_as_released, seconds_per_image
+from tcil.experiments.scheduling.plan import Planned, plan
 from tcil.extending import Backbone
 from tcil.incremental.pretrained import backbones, features, networks
 
@@ -170,3 +171,15 @@ def test_the_command_takes_a_network(tmp_path):
     outcome = CliRunner().invoke(app, words)
     assert outcome.exit_code != 0
     assert "nothing" in outcome.output
+
+
+def test_a_plan_computes_no_features(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = build(SHORT)
+    (row,) = plan([Planned(settings)], None).rows
+    run = run_of(tmp_path / "runs")
+    passes = count_passes(
+        settings, [len(task.columns) for task in run.stream], [len(task.train) for task in run.stream]
+    )
+    assert f"{passes.total:,.0f}" in [cell.words for cell in row.cells]
+    assert not (tmp_path / "features").exists()  # beside a run folder in the current folder

@@ -14,11 +14,14 @@ from tcil.experiments.reporting.grids import Cell, Grid, Row
 from tcil.experiments.runs.complete import check_names
 from tcil.experiments.runs.results import StoredSettings
 from tcil.experiments.runs.run import Run
+from tcil.experiments.runs.tasks import make_stream
 from tcil.experiments.scheduling.cost import Speed, count_passes, seconds_per_image
 from tcil.foundation.options import Option
 from tcil.incremental.data.datasets import load_dataset
 from tcil.incremental.data.datasets.files import UnreadableData
 from tcil.incremental.data.images import Dataset
+from tcil.incremental.data.stream import TaskStream
+from tcil.incremental.pretrained.networks import is_pretrained
 
 COUNTED = (
     "A pass is an image through the network in training; those of teachers and frozen extractors count a third."
@@ -63,7 +66,7 @@ def plan(
         if one.standing is Standing.MISSING and dataset is None:
             cells, seconds_in_all = ["to run", "", "data missing", *["unknown"] * (len(cells) - 3)], math.nan
         elif one.standing is Standing.MISSING and dataset is not None:
-            stream = Run(settings, Path(settings.name), dataset=dataset).stream
+            stream = _stream(settings, dataset)
             sizes, images = [len(task.columns) for task in stream], [len(task.train) for task in stream]
             passes = count_passes(settings, sizes, images).first(one.until)
             left, last = passes.after(one.done), len(passes.tasks)
@@ -95,6 +98,13 @@ def plan(
     columns = ("run", "which", "state", "tasks", "image passes", "estimated time")
     more = (f"on {speed.where}",) if speed is not None else ()
     return Grid(f"{counted} to run", (*columns, *more), tuple(rows), (*lines, *notes))
+
+
+def _stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
+    """The tasks of a run; a run on a pre-trained backbone is not created, since that computes all features."""
+    if is_pretrained(settings.network):
+        return make_stream(settings, dataset)
+    return Run(settings, Path(settings.name), dataset=dataset).stream
 
 
 read_once = cache(load_dataset)
