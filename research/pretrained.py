@@ -3,6 +3,7 @@
     python -m research.pretrained --measure RUN --data DIR    # fit all calibrators on a run, and keep their ECE
     python -m research.pretrained --keep RUN                  # or take over those of a run with all calibrators
     python -m research.pretrained --pixels RUN --data DIR     # perturb pixels instead of features, on one run
+    python -m research.pretrained --probe RUNS --data DIR     # learning rates of the cosine head, by accuracy
     python -m research.pretrained                             # write the tables into docs/pretrained.md
 
 The runs are those of `tcil run --preset cifar100-pretrained`; docs/pretrained.md has their commands. The last command
@@ -26,10 +27,13 @@ from tcil.foundation.files import make_folder, replace_file
 
 if TYPE_CHECKING:
     from tcil.experiments.runs.run import Run
+    from tcil.experiments.runs.store import StoredRun
 
 PAGE = ROOT / "docs/pretrained.md"
 KEPT = ROOT / "docs/results/pretrained"
 PIXELS = KEPT / "pixels.json"
+PROBE = KEPT / "probe.json"
+LAST = ROOT / "docs/results/pretrained-last.json"  # the run with the last block trained
 BEGIN, END = "<!-- measured: python -m research.pretrained -->\n", "<!-- end -->\n"
 
 # Regimes in the order of the tables: what tells their settings.
@@ -52,10 +56,14 @@ CALIBRATORS = {
     "exemplar-ts": ("Exemplar TS", "exemplars"),
     "t-cil": ("T-CIL", "new validation, exemplars, gradients"),
     "pact": ("PACT", "new validation, exemplars, gradients"),
+    "pact-r": ("PACT-R", "as PACT, old held-out data"),
     "reserve-ts": ("Reserve TS", "new validation, old held-out data"),
     "reserve-group-ts": ("Reserve group TS", "new validation, old held-out data"),
     "optimal-ts": ("Optimal TS", "the test set"),
 }
+
+RATES = (0.02, 0.05, 0.1, 0.2, 0.5)  # of the cosine head, that the probe compares
+PROBED, JUDGED, SPLITS = 12_000, 4_000, 2  # training images that a probe learns, those that judge it; how often
 
 CHOSEN_ON = 1  # the seed of ER after which the spread of Statistics TS was introduced
 SLOW = ("irm", "perturb-ts")  # taken from the run's own results, where it was run with all calibrators
@@ -67,6 +75,7 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, help="a run folder: fit all calibrators on its finished tasks")
     parser.add_argument("--keep", type=Path, help="a run folder with all rows: take them over as they are")
     parser.add_argument("--pixels", type=Path, help="a finished run folder: perturb pixels through the backbone")
+    parser.add_argument("--probe", type=Path, help="the folder of runs: compare learning rates of the cosine head")
     parser.add_argument("--tasks", default="5,10", help="after which tasks --pixels measures, counted from 1")
     parser.add_argument("--exemplars", type=int, default=2000, help="how many of them --pixels perturbs at most")
     parser.add_argument("--data", type=Path, help="the folder that holds the images")
@@ -77,6 +86,8 @@ def main() -> None:
         keep(given.keep)
     elif given.pixels is not None:
         measure_pixels(given.pixels, given.data, [int(part) - 1 for part in given.tasks.split(",")], given.exemplars)
+    elif given.probe is not None:
+        probe(given.probe, given.data)
     else:
         table = "\n".join(lines()) + "\n"
         before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
@@ -134,6 +145,9 @@ def keep(folder: Path) -> None:
     from tcil.experiments.reporting.collect import read_runs
 
     for run in read_runs([folder]):
+        if "tune=last" in run.settings.network:
+            keep_last(run)
+            continue
         rows = [
             {name: _kept(row) for name, row in task.calibrators.items() if row.ece is not None} for task in run.tasks
         ]
@@ -141,6 +155,32 @@ def keep(folder: Path) -> None:
         make_folder(KEPT)
         replace_file(KEPT / f"{folder.name}.json", f"{text}\n".encode())
         print(f"kept {folder.name}: {len(rows)} tasks")
+
+
+def keep_last(run: StoredRun) -> None:
+    """Take over the rows of the run with the last block trained, in the form of its own file."""
+    names = ("ece", "ece_predicted_old", "ece_predicted_new", "aece", "accuracy", "temperature", "noise_floor")
+    tasks = [
+        {
+            "task": task.task,
+            "calibrators": {
+                name: {metric: getattr(row, metric) for metric in names}
+                for name, row in sorted(task.calibrators.items())
+                if row.ece is not None
+            },
+        }
+        for task in run.tasks
+    ]
+    until = f" --tasks-until {len(tasks)}" if len(tasks) < TASKS else ""
+    record = {
+        "command": "tcil run --preset cifar100-pretrained --network pretrained:efficientnet_lite0,side=96,tune=last"
+        f" --set epochs=3 --seeds 1 --no-full-data{until} --data DIR",
+        "what": "metrics of every calibrator after each task, from the results.json of the run folder",
+        "settings": run.settings.record(),
+        "tasks": tasks,
+    }
+    replace_file(LAST, f"{json.dumps(record, indent=1)}\n".encode())
+    print(f"kept the last block trained: {len(tasks)} tasks")
 
 
 def _kept(row: Any) -> dict[str, float | None]:
@@ -218,6 +258,52 @@ def measure_pixels(folder: Path, data: Path | None, tasks: Sequence[int], most: 
         replace_file(PIXELS, f"{text}\n".encode())
 
 
+def probe(runs: Path, data: Path | None) -> None:
+    """Train the cosine head on some images of all classes at several rates; other training images judge it.
+
+    Neither the test set nor a calibrator is involved. The schedule is that of the preset.
+    """
+    import torch
+
+    from tcil.experiments.config.settings import build
+    from tcil.incremental.data.datasets import load_dataset
+    from tcil.incremental.networks import network_factory
+    from tcil.incremental.pretrained.networks import PretrainedFactory
+    from tcil.incremental.schedule import Schedule
+    from tcil.incremental.training import OptimizerKind, make_optimizer
+
+    torch.set_num_threads(1)
+    found: dict[str, list[float]] = {}
+    settings = build({"preset": "cifar100-pretrained"})
+    named: object = network_factory(f"{settings.network},head=cosine")
+    assert isinstance(named, PretrainedFactory)
+    factory, features = named.inputs(load_dataset(settings.dataset, data), runs / "features")
+    x, y = features.train.images.float() / features.std[0], features.train.labels
+    for rate, split in [(rate, split) for rate in RATES for split in range(SPLITS)]:
+        generator = torch.Generator().manual_seed(split)
+        order = torch.randperm(len(x), generator=generator)
+        learned, judging = order[:PROBED], order[PROBED : PROBED + JUDGED]
+        torch.manual_seed(split)
+        model, kind = factory(len(y.unique())), OptimizerKind.parse(settings.optimizer, "optimizer")
+        schedule = Schedule(settings.epochs, rate, tuple(settings.milestones), settings.weight_decay)
+        optimizer = make_optimizer(kind, model.parameters(), rate, settings.weight_decay)
+        for epoch in range(settings.epochs):
+            batches = learned[torch.randperm(PROBED, generator=generator)].split(settings.batch_size)
+            for step, rows in enumerate(batches):
+                for group in optimizer.param_groups:
+                    group["lr"] = schedule.rate(epoch + step / len(batches))
+                optimizer.zero_grad(set_to_none=True)
+                torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+        with torch.no_grad():
+            correct = (model(x[judging]).argmax(dim=1) == y[judging]).double().mean()
+        found.setdefault(f"{rate:g}", []).append(_rounded(correct) or 0.0)
+        print(rate, split, f"{100 * float(correct):.2f}", flush=True)
+    make_folder(KEPT)
+    text = json.dumps({"learned": PROBED, "judged": JUDGED, "accuracy": found}, indent=1)
+    replace_file(PROBE, f"{text}\n".encode())
+
+
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -262,7 +348,7 @@ def lines() -> Iterator[str]:
         yield f"| calibrator | needs | {' | '.join(runs)} |"
         yield f"|---|---|{'---|' * len(runs)}"
         for name, (title, needs) in CALIBRATORS.items():
-            cells = [_text(_values(some, name, "ece", tasks)) for some in runs.values()]
+            cells = [_cell(some, name, tasks) for some in runs.values()]
             yield f"| {title} | {needs} | {' | '.join(cells)} |"
     yield from _seed_lines(runs.get("ER, linear", []))
     yield from _tuned_lines(runs.get("ER, linear", []))
@@ -289,22 +375,24 @@ def _seed_lines(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _tuned_lines(frozen: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The last block trained, beside the same seed with all of the backbone frozen, over the tasks that were run."""
-    found = [_read(path) for path in sorted(KEPT.glob("cifar100-er-*.json"))]
-    tuned = [record for record in found if "tune=last" in record["settings"]["network"]]
-    beside = [run for run in frozen if tuned and run["settings"]["seed"] == tuned[0]["settings"]["seed"]]
-    if not tuned or not beside or (n := len(tuned[0]["tasks"])) < 2:
+    record = _read(LAST)
+    beside = [run for run in frozen if record and run["settings"]["seed"] == record["settings"]["seed"]]
+    if not beside:
         return
+    tuned = {"tasks": [task["calibrators"] for task in record["tasks"]]}
+    tasks = slice(1, (n := len(tuned["tasks"])))
     yield ""
-    yield f"**Last block trained, three epochs, ER, one seed: mean over tasks 2 to {n}, in %:**"
+    yield f"**Last block trained, three epochs a task, ER, seed 1: mean over tasks 2 to {n}, in %:**"
     yield ""
-    yield "| row | last block trained | head alone |"
-    yield "|---|---|---|"
-    cells = (_text(_values([run], "vanilla", "accuracy", slice(1, n))) for run in (tuned[0], beside[0]))
-    yield f"| accuracy | {' | '.join(cells)} |"
+    yield "| row | last block trained | where it predicts an old class | a new class | head alone |"
+    yield "|---|---|---|---|---|"
+    cells = [_text(_values([run], "vanilla", "accuracy", tasks)) for run in (tuned, beside[0])]
+    yield f"| accuracy | {cells[0]} | | | {cells[1]} |"
     for name, (title, _) in CALIBRATORS.items():
-        pair = [_text(_values([run], name, "ece", slice(1, n))) for run in (tuned[0], beside[0])]
-        if pair[0] != "n/a":
-            yield f"| ECE, {title} | {' | '.join(pair)} |"
+        metrics = ("ece", "ece_predicted_old", "ece_predicted_new")
+        own = [_text(_values([tuned], name, metric, tasks)) for metric in metrics]
+        if own[0] != "n/a":
+            yield f"| ECE, {title} | {' | '.join(own)} | {_text(_values([beside[0]], name, 'ece', tasks))} |"
 
 
 def _pixel_lines() -> Iterator[str]:
@@ -350,6 +438,13 @@ def _values(runs: Sequence[dict[str, Any]], name: str, metric: str, tasks: slice
         if own and all(value is not None for value in own):
             values.append(100 * float(np.mean(own)))
     return values if name in SLOW or len(values) == len(runs) else []
+
+
+def _cell(runs: Sequence[dict[str, Any]], name: str, tasks: slice) -> str:
+    """The mean ECE of some runs, and of which seeds it is, where it is not of all."""
+    values = _values(runs, name, "ece", tasks)
+    seeds = [str(run["settings"]["seed"]) for run in runs if _values([run], name, "ece", tasks)]
+    return _text(values) + (f" (seed {', '.join(seeds)})" if values and len(values) < len(runs) else "")
 
 
 def _text(values: Sequence[float]) -> str:
