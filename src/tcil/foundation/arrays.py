@@ -20,6 +20,7 @@ is used as it is. `warn_of_other_masks` warns of sets of logits that look like t
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import warnings
 from collections import Counter
@@ -122,11 +123,17 @@ def refuse_hidden(value: object, argument: str) -> None:
 
 def mask_out(logits: Tensor) -> Tensor:
     """The logits (N, K) with -inf for every masked class; the same tensor if none is masked."""
+    return find_masked(logits)[0]
+
+
+def find_masked(logits: Tensor) -> tuple[Tensor, bool]:
+    """The logits as by `mask_out`, and False if certainly no class is masked."""
     # An exported graph cannot branch on values, so there the work is never skipped.
     if not torch.compiler.is_compiling():
         seen = logits.detach() if logits.requires_grad else logits
-        if seen.numel() == 0 or not float(seen.min()) <= _MASKS_BEGIN:
-            return logits
+        least = float(seen.min()) if seen.numel() else 0.0
+        if not least <= _MASKS_BEGIN:
+            return logits, math.isnan(least)
     values = torch.tensor(_MASK_VALUES, dtype=logits.dtype, device=logits.device)
     place = places_in(values, logits)
     above, below = values[place.clamp(max=len(values) - 1)], values[(place - 1).clamp(min=0)]
@@ -141,7 +148,7 @@ def mask_out(logits: Tensor) -> Tensor:
     others = sizes.masked_fill(apart, 0.0).amax(dim=1, keepdim=True)
     several = (~apart).sum(dim=1, keepdim=True) >= 2  # the scores of two classes may be this far apart by chance
     masked = masked | (near & several & (-logits >= (1 - _NEAR) * _WRITTEN * others))
-    return logits.masked_fill(masked, -torch.inf)
+    return logits.masked_fill(masked, -torch.inf), True
 
 
 def warn_of_other_masks(logits: Tensor, argument: str, classes: Sequence[int] | None = None) -> None:

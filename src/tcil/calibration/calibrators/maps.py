@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable
 from typing import ClassVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tcil.foundation.arrays import mask_out, places_in, without_masked
+from tcil.foundation.arrays import find_masked, places_in
 from tcil.foundation.errors import invalid
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -40,54 +41,58 @@ def _is_flags(value: Tensor, shape: tuple[int, ...]) -> bool:
     return value.dtype == torch.bool and value.shape == shape
 
 
-def wide(logits: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+def wide(logits: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, bool]:
     """The logits in float64, so that rounding changes no argmax (float32 on devices without it), -inf where masked.
 
-    Masked classes are detected before a conversion to a narrower type, which may round the mask values.
+    Masked classes are detected before a conversion to a narrower type, which may round the mask values. The second
+    result is False if certainly no class is masked.
     """
     if dtype == torch.float32:
-        return _within_float32(mask_out(logits if logits.dtype in _WIDE else logits.float()))
-    return mask_out(logits.float() if logits.device.type == "mps" else logits.double())
+        z, masked = find_masked(logits if logits.dtype in _WIDE else logits.float())
+        return (z if z.dtype == torch.float32 else _within_float32(z)), masked
+    return find_masked(logits.float() if logits.device.type == "mps" else logits.double())
 
 
 def _within_float32(z: Tensor) -> Tensor:
-    """The logits in float32; a row that overflows there is shifted and clamped first, which keeps its softmax."""
-    if z.dtype != torch.float64:
-        return z
-    narrow = z.float()
-    if (
-        not torch.compiler.is_compiling()
-        and _is_finite(without_masked(narrow))
-        and torch.equal(narrow == -torch.inf, z == -torch.inf)
-    ):
-        return narrow
+    """float64 logits in float32; a row that overflows there is shifted and clamped first, which keeps its softmax."""
     least = torch.finfo(torch.float32).min
-    shifted = (z - z.amax(dim=1, keepdim=True)).clamp(min=least).masked_fill(z == -torch.inf, -torch.inf)
     fits = (z == -torch.inf) | (z.abs() <= -least)
-    return torch.where(fits.all(dim=1, keepdim=True), narrow, shifted.float())
+    if not torch.compiler.is_compiling() and bool(fits.all()):
+        return z.float()
+    shifted = (z - z.amax(dim=1, keepdim=True)).clamp(min=least).masked_fill(z == -torch.inf, -torch.inf)
+    return torch.where(fits.all(dim=1, keepdim=True), z, shifted).float()
 
 
-def log_softmax_at(z: Tensor, temperature: Tensor) -> Tensor:
-    """log softmax(z / T); a row whose z / T overflows is shifted first, which does not change the result."""
+def _is_recorded() -> bool:
+    """Whether operators are recorded for later inputs, so that no result may pass through Python numbers or numpy."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def log_softmax_at(z: Tensor, temperature: Tensor, top: Tensor | None = None) -> Tensor:
+    """log softmax(z / T); a row whose z / T overflows is shifted first, which does not change the result.
+
+    `top` is the argmax of each row of z, where it is known.
+    """
     scaled = z / temperature
-    if torch.compiler.is_compiling() or not _is_finite(scaled):
+    if torch.compiler.is_compiling() or not _has_finite_maximum(scaled):
         fine = torch.isfinite(scaled.amax(dim=1, keepdim=True))
         scaled = torch.where(fine, scaled, (z - z.amax(dim=1, keepdim=True)) / temperature)
-    return keep_argmax(torch.log_softmax(scaled, dim=1), z)
+    return keep_argmax(torch.log_softmax(scaled, dim=1), z, top)
 
 
-def _is_finite(values: Tensor) -> bool:
-    """Whether all values are finite, found by one operator."""
+def _has_finite_maximum(values: Tensor) -> bool:
+    """Whether no value is NaN or +inf, found by one operator."""
     if values.numel() == 0:
         return True
-    low, high = torch.aminmax(values.detach() if values.requires_grad else values)
-    return math.isfinite(float(high) - float(low))
+    return math.isfinite(float((values.detach() if values.requires_grad else values).max()))
 
 
-def keep_argmax(log_probs: Tensor, z: Tensor) -> Tensor:
+def keep_argmax(log_probs: Tensor, z: Tensor, top_of_z: Tensor | None = None) -> Tensor:
     """Give the class of the largest logit a minimal margin in rows where rounding made another class as probable."""
-    if not torch.compiler.is_compiling() and torch.equal(log_probs.argmax(dim=1), z.argmax(dim=1)):
-        return log_probs
+    if not torch.compiler.is_compiling():
+        most_probable = log_probs.argmax(dim=1)
+        if torch.equal(most_probable, z.argmax(dim=1) if top_of_z is None else top_of_z):
+            return log_probs
     top = z == z.amax(dim=1, keepdim=True)
     lead = log_probs.masked_fill(~top, torch.inf).amin(dim=1, keepdim=True)
     ahead = log_probs.masked_fill(top, -torch.inf).amax(dim=1, keepdim=True)
@@ -192,7 +197,7 @@ class TemperatureMap(CalibrationMap):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        return log_softmax_at(wide(logits, self.dtype), self.temperature)
+        return log_softmax_at(wide(logits, self.dtype)[0], self.temperature)
 
 
 class GroupTemperatureMap(CalibrationMap):
@@ -212,8 +217,12 @@ class GroupTemperatureMap(CalibrationMap):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        group = self.is_new[logits.argmax(dim=1)]
-        return log_softmax_at(wide(logits, self.dtype), self.temperatures[group.long()][:, None])
+        z, top = wide(logits, self.dtype)[0], logits.argmax(dim=1)
+        if not _is_recorded() and len(top) == 1:  # by numbers, which takes half as long
+            temperature = self.temperatures[int(self.is_new[int(top)])]
+        else:
+            temperature = self.temperatures[self.is_new[top].long()][:, None]
+        return log_softmax_at(z, temperature, top if z is logits else None)
 
 
 class PriorAdjustedMap(CalibrationMap):
@@ -241,12 +250,12 @@ class PriorAdjustedMap(CalibrationMap):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        z = wide(logits, self.dtype)
+        z, _ = wide(logits, self.dtype)
         return self._kept(torch.log_softmax(self._scaled(z), dim=1), z)
 
     def believed(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """The log of q, (N, K)."""
-        return torch.log_softmax(self._scaled(wide(logits, self.dtype)), dim=1)
+        return torch.log_softmax(self._scaled(wide(logits, self.dtype)[0]), dim=1)
 
     def at_prior(self, logits: Tensor, log_prior: Tensor, features: Tensor | None = None) -> Tensor:
         """Log-probabilities for other class frequencies.
@@ -254,7 +263,7 @@ class PriorAdjustedMap(CalibrationMap):
         The bias of each class is shifted by its log prior. With `keep`, the most probable class is that of z / T with
         the same shift: the prediction of the network under these frequencies.
         """
-        z = wide(logits, self.dtype)
+        z, _ = wide(logits, self.dtype)
         return self._kept(torch.log_softmax(self._scaled(z) + log_prior, dim=1), z / self.temperature + log_prior)
 
     def _scaled(self, z: Tensor) -> Tensor:
@@ -303,10 +312,15 @@ class EnsembleMap(CalibrationMap):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        z = wide(logits, self.dtype)
-        alive = z != -torch.inf
-        mixed = self.weights[0] * torch.softmax(z / self.temperature, dim=1) + self.weights[1] * torch.softmax(z, dim=1)
-        mixed = mixed + alive * (self.weights[2] / alive.to(z.dtype).sum(dim=1, keepdim=True))
+        z, masked = wide(logits, self.dtype)
+        by_temperature, unscaled, uniform = self.weights.unbind()
+        scaled = by_temperature * torch.softmax(z / self.temperature, dim=1)
+        mixed = torch.addcmul(scaled, unscaled, torch.softmax(z, dim=1))
+        if masked:
+            alive = z != -torch.inf
+            mixed = mixed + alive * (uniform / alive.to(z.dtype).sum(dim=1, keepdim=True))
+        else:
+            mixed = mixed + float(uniform) / z.shape[1]
         return keep_argmax((mixed / mixed.sum(dim=1, keepdim=True)).log(), z)
 
 
@@ -334,19 +348,32 @@ class IsotonicMap(CalibrationMap):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
-        z = wide(logits)
+        z, masked = wide(logits)
         probs = torch.softmax(z, dim=1)
-        inside = probs.clamp(self.knots[0], self.knots[-1])
-        right = places_in(self.knots, inside).clamp(1, self.knots.shape[0] - 1)
-        x0, x1 = self.knots[right - 1], self.knots[right]
-        y0, y1 = self.values[right - 1], self.values[right]
         # The tie-break 1e-9 p keeps the argmax where iso is flat; next to iso(p) it is visible only in float64.
-        steps = y0 + (y1 - y0) * ((inside - x0) / (x1 - x0)) + 1e-9 * probs
-        steps = steps.masked_fill(z == -torch.inf, 0.0)
-        return keep_argmax(
-            (steps / steps.sum(dim=1, keepdim=True)).log().to(self.dtype),
-            z if self.dtype == torch.float64 else _within_float32(z),
-        )
+        steps = torch.add(interpolated(probs, self.knots, self.values), probs, alpha=1e-9)
+        if masked:
+            steps = steps.masked_fill(z == -torch.inf, 0.0)
+        log_probs = (steps / steps.sum(dim=1, keepdim=True)).log().to(self.dtype)
+        if self.dtype == torch.float64:
+            return keep_argmax(log_probs, z)
+        return keep_argmax(log_probs, logits if logits.dtype == self.dtype and not masked else _within_float32(z))
+
+
+def interpolated(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    """The piecewise linear function through the knots at x; constant outside them."""
+    if x.device.type == "cpu" and not x.requires_grad and not _is_recorded():
+        # One call instead of twelve operators, each of which takes longer to call than to compute for a single image.
+        return torch.from_numpy(np.interp(x.numpy(), knots.numpy(), values.numpy()))
+    return _interpolated(x, knots, values)
+
+
+def _interpolated(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    """`interpolated` in operators that have gradients, can be exported and run on every device."""
+    right = places_in(knots, x).clamp(1, knots.shape[0] - 1)
+    x0, x1 = knots[right - 1], knots[right]
+    y0, y1 = values[right - 1], values[right]
+    return y0 + (y1 - y0) * ((x - x0) / (x1 - x0)).clamp(0.0, 1.0)
 
 
 def copied(mapping: CalibrationMap) -> CalibrationMap:

@@ -94,14 +94,18 @@ class CalibratedModel(nn.Module):
                 f"{self._head_width or n_classes}, as the calibrator was fitted on",
                 "Fit a new calibrator after a new task, or use wrap(model, wider_head=True) to slice the head.",
             )
+        picked = logits if self._in_order and width == n_classes else pick_columns(logits, n_classes, self._columns)
+        if not torch.is_autocast_enabled(logits.device.type):
+            return self._calibrated(calibration, picked, features)
         with full_precision(logits.device.type):
-            whole = self._in_order and width == n_classes
-            picked = logits if whole else pick_columns(logits, n_classes, self._columns)
-            if self._at_prior:
-                answer = calibration.at_prior(picked, cast(Tensor, calibration.log_prior), features)
-            else:
-                answer = cast(Tensor, calibration(picked, features))
-            return answer.float() if calibration.dtype == torch.float32 else answer
+            return self._calibrated(calibration, picked, features)
+
+    def _calibrated(self, calibration: CalibrationMap, logits: Tensor, features: Tensor | None) -> Tensor:
+        if self._at_prior:
+            answer = calibration.at_prior(logits, cast(Tensor, calibration.log_prior), features)
+        else:
+            answer = cast(Tensor, calibration(logits, features))
+        return answer.float() if calibration.dtype == torch.float32 != answer.dtype else answer
 
     def _weights_dtype(self) -> torch.dtype | None:
         """The current type of the network's first weight; None if there is none."""
