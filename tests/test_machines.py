@@ -31,13 +31,24 @@ LATER = """
     def test_later(number):
         time.sleep(0.01)
 """
+# Groups as those of the project: a file of quick tests goes to one worker.
+GROUPED = f"""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("house", {str(ROOT / "tests" / "conftest.py")!r})
+    house = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(house)
+    pytest_collection_modifyitems = house.pytest_collection_modifyitems
+"""
 
 
-@pytest.mark.parametrize("after", [0, 500])
-def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path, after: int) -> None:
+@pytest.mark.parametrize(("after", "grouped"), [(0, False), (500, False), (30, True)])
+def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path, after: int, grouped: bool) -> None:
     """With the project's own options. Without --max-worker-restart=0 such a run waited for ever at 99 %."""
     tests = CRASHING + (LATER.format(after=after) if after else "")  # an empty set is an error
     (tmp_path / "test_crash.py").write_text(textwrap.dedent(tests))
+    if grouped:
+        (tmp_path / "conftest.py").write_text(textwrap.dedent(GROUPED))
     words = ["-n", "2", "--dist", "loadgroup", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
     words += ["-o", "filterwarnings="]  # one of them would import torch in every process
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
@@ -46,7 +57,8 @@ def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path, after: int
         cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 1, ended.stdout
-    assert "crashed while running 'test_crash.py::test_kills_its_process'" in ended.stdout
+    group = f"@{tmp_path.name}-test_crash" if grouped else ""
+    assert f"crashed while running 'test_crash.py::test_kills_its_process{group}'" in ended.stdout
     assert "1 failed" in ended.stdout.splitlines()[-1]
 
 
