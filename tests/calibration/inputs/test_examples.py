@@ -123,12 +123,17 @@ class _Iterable(IterableDataset):
         return iter(self.rows)
 
 
+@pytest.fixture(scope="module")
+def of_tensors():
+    """What pairs of tensors give."""
+    return tcil.TCIL().fit(Network(), MEMORY, VALID, [2, 3]).result_, tcil.predict_logits(Network(), VALID)
+
+
 @pytest.mark.parametrize(("make", "unpack"), CONTAINERS.values(), ids=CONTAINERS)
-def test_every_container_gives_the_same_answer(make, unpack):
-    plain = tcil.TCIL().fit(Network(), MEMORY, VALID, [2, 3]).result_
+def test_every_container_gives_the_same_answer(make, unpack, of_tensors):
+    plain, (want, labels) = of_tensors
     held = tcil.TCIL().fit(Network(), make(*MEMORY), make(*VALID), [2, 3], unpack=unpack).result_
     assert held == plain
-    want, labels = tcil.predict_logits(Network(), VALID)
     got = tcil.predict_logits(Network(), make(*VALID), unpack=unpack, batch_size=256)
     assert torch.equal(torch.as_tensor(got[1]), labels)
     assert torch.allclose(torch.as_tensor(got[0]), want, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -55,9 +56,12 @@ def scale_of(inputs, batch=64):
     return scale
 
 
+DATA = functools.cache(load_digits)
+
+
 def digits():
-    data = load_digits()
-    return Pictures(torch.tensor(data.images, dtype=torch.float32)[:, None] / 16, torch.tensor(data.target))
+    images, target = torch.tensor(DATA().images, dtype=torch.float32), torch.tensor(DATA().target)
+    return Pictures(images[:, None] / 16, target)
 
 
 def letters():
