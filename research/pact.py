@@ -1,8 +1,9 @@
 """PACT and PACT-R on development and final worlds: docs/pact-protocol.md, docs/pact.md.
 
-    python -m research.pact train RUNS            # the final worlds, in order; resumable
+    python -m research.pact train RUNS [WORLD...] # the final worlds, in order, or those named; resumable
     python -m research.pact develop RUN...        # development runs, into docs/results/pact/development-two/
-    python -m research.pact final RUNS            # once: the final worlds, into docs/results/pact/final/
+    python -m research.pact final RUNS            # once: final worlds not measured yet, into docs/results/pact/final/
+    python -m research.pact sizes RUNS            # other sizes and controls: train and measure, into .../sizes/
     python -m research.pact cifar RUN...          # once, with TCIL_DATA=DIR: runs without a reserve, into .../cifar100/
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 with and without it
     python -m research.pact constants             # PACT's constants, from the development runs of round one
@@ -21,7 +22,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -280,7 +281,8 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 for _name, (_family, _own) in PARTS.items():
     METHODS[_name] = _family, tracked(**_own)
-    METHODS[f"{_name} (T by the spread)"] = _family, tracked(**_own, spread=True)
+    METHODS[f"{_name} (T by the spread)"] = f"{_family} of round two", tracked(**_own, spread=True)
+FAMILIES = ("no old data", "reserve", "oracle", "ablation", "predictions too")  # not those of round two
 BASES = ("Vanilla", "TS", "T-CIL")
 OURS = ("PACT 0.2", "PACT", "PACT, T by the spread", "PACT-R", "PACT-R, T by the spread")
 
@@ -345,40 +347,54 @@ def data_folder() -> Path | None:
     return Path(named) if named else None
 
 
-def measure(folder: Path) -> dict[str, Any]:
-    """Every method on every task with old classes of a finished run, or of its first tasks if it went no further."""
+Walked = tuple[FinishedTask, TCILEvidence]
+
+
+def walk(folder: Path) -> tuple[dict[str, Any], Iterable[Walked]]:
+    """What a run is, and each task of it with T-CIL's evidence; of a run that went no further, its first tasks."""
     results, stored = RunFolder(folder).read_results(), RunFolder(folder).read_settings()
     n_tasks = None if results is None else len(results.tasks)
     settings = RunSettings.model_validate(stored.record() if stored is not None else {})
     run = Run(settings, folder, data=data_folder())
-    memories: dict[str, dict[str, Any]] = {name: {} for name in METHODS}
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in METHODS}
-    states, drawn = list[dict[str, Any]](), dict[int, Tensor]()
-    with run.threads(), warnings.catch_warnings():
+    about = {key: getattr(settings, key) for key in ("dataset", "learner", "seed", "memory", "validation", "reserve")}
+
+    def tasks() -> Iterable[Walked]:
+        drawn = dict[int, Tensor]()
+        with run.threads():
+            for task, memory, learner in islice(run.walk(), n_tasks):
+                finished = run.finished(task, memory, learner, {})
+                assert finished.model is not None
+                evidence = tcil.TCIL().evidence(
+                    finished.model, finished.memory, finished.valid, finished.new_columns, classes=finished.seen
+                )
+                if not len(finished.reserve_columns):
+                    finished = with_reserve(finished, drawn, settings.seed)
+                yield finished, evidence
+
+    return {**about, "tasks": len(run.stream), "classes": run.n_classes, "run": folder.name}, tasks()
+
+
+def measure(
+    folder: Path, methods: Mapping[str, Method], ours: Sequence[str] = OURS, walked: Callable[..., Any] = walk
+) -> dict[str, Any]:
+    """These methods on every task with old classes of a run; of `ours` also what they believe, and their harm."""
+    about, tasks = walked(folder)
+    memories: dict[str, dict[str, Any]] = {name: {} for name in methods}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
+    states = list[dict[str, Any]]()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", tcil.CalibrationWarning)
-        for task, memory, learner in islice(run.walk(), n_tasks):
-            finished = run.finished(task, memory, learner, {})
-            assert finished.model is not None
-            evidence = tcil.TCIL().evidence(
-                finished.model, finished.memory, finished.valid, finished.new_columns, classes=finished.seen
-            )
-            if not len(finished.reserve_columns):
-                finished = with_reserve(finished, drawn, settings.seed)
+        for finished, evidence in tasks:
             found = dict[str, Tensor]()
-            for name, (_, method) in METHODS.items():
+            for name, method in methods.items():
                 known = Known(finished, evidence, {}, {}, memories[name])
                 if known.old or "PACT" in name:
                     found[name] = method(known)
                 if known.old:
                     rows[name].append(scores(found[name], known))
             known = Known(finished, evidence, {}, {})
-            states.append(state_of(known, memories, rows, found) if known.old else first_state(known))
-    about = {key: getattr(settings, key) for key in ("dataset", "learner", "seed", "memory", "validation", "reserve")}
-    return {
-        "about": {**about, "tasks": len(run.stream), "classes": run.n_classes, "run": folder.name},
-        "scores": rows,
-        "states": states,
-    }
+            states.append(state_of(known, memories, rows, found, ours) if known.old else first_state(known))
+    return {"about": about, "scores": rows, "states": states}
 
 
 def first_state(known: Known) -> dict[str, Any]:
@@ -393,7 +409,11 @@ def first_state(known: Known) -> dict[str, Any]:
 
 
 def state_of(
-    known: Known, memories: dict[str, dict[str, Any]], rows: dict[str, list[dict[str, float]]], found: dict[str, Tensor]
+    known: Known,
+    memories: dict[str, dict[str, Any]],
+    rows: dict[str, list[dict[str, float]]],
+    found: dict[str, Tensor],
+    ours: Sequence[str],
 ) -> dict[str, Any]:
     """What the pieces say, what is believed, what is true, and the harm."""
     truth = oracle(known)
@@ -411,7 +431,7 @@ def state_of(
         "harm": {},
     }
     best = min(BASES, key=lambda name: rows[name][-1]["pooled"])
-    for name in OURS:
+    for name in ours:
         belief: PACTEvidence = memories[name]["belief"]
         state["belief"][name] = [
             belief.log_temperature, belief.log_temperature_error, belief.bias, belief.bias_error,
@@ -422,13 +442,14 @@ def state_of(
     return state
 
 
-def store(name: str, folders: Iterable[Path]) -> None:
+def store(name: str, folders: Iterable[Path], families: Sequence[str] = FAMILIES) -> None:
     """Measure these runs once, keep what was found, and print the tables of all that are kept."""
     (STORED / name).mkdir(parents=True, exist_ok=True)
+    methods = {method: apply for method, (family, apply) in METHODS.items() if family in families}
     for folder in track(list(folders), description=name):
         path = STORED / name / f"{folder.name}.json"
         if not path.exists():
-            replace_file(path, (json.dumps(measure(folder)) + "\n").encode())
+            replace_file(path, (json.dumps(measure(folder, methods)) + "\n").encode())
     for line in summary(stored(name)):
         print(line)
 
@@ -502,10 +523,10 @@ def summary(records: Sequence[dict[str, Any]], short: bool = False) -> list[str]
     families = {name: family for name, (family, _) in METHODS.items()}
     if not reserved:
         families = {name: family for name, family in families.items() if "PACT-R" not in name and family != "reserve"}
-    shown = [name for name, family in families.items() if family != "ablation"]
+    shown = [name for name, family in families.items() if "ablation" not in family]
     chosen = [name for name in shown if "too" not in name]
     moving = ["Vanilla", "BiC layer and T", "BCTS", "vector scaling", *(name for name in shown if "too" in name)]
-    ablation = [name for name in families if name in OURS[1:] or families[name] == "ablation"]
+    ablation = [name for name in families if name in OURS[1:] or "ablation" in families[name]]
     if short:
         lines.extend(["**Pooled ECE / ECE by predicted group, %**", "", head, rule])
         for method in (name for name in chosen if name in known):
@@ -541,7 +562,46 @@ def summary(records: Sequence[dict[str, Any]], short: bool = False) -> list[str]
     goal("NLL less Optimal TS", "{:+.4f}", lambda r, m: mean(r, m, "nll") - mean(r, "Optimal TS", "nll"))
     goal("RMS of error / claimed, log T", "{:.2f}", lambda r, m: rms(ratio_errors(r, m, 0)))
     goal("RMS of error / claimed, b", "{:.2f}", lambda r, m: rms(ratio_errors(r, m, 1)))
-    return [*lines, "", *harms(records, ours), "", *intervals(records, known & set(families))]
+    return [
+        *lines, "", *by_world(records, ours), "", *harms(records, ours), "",
+        *intervals(records, known & set(families)),
+    ]  # fmt: skip
+
+
+def world_of(record: dict[str, Any]) -> tuple[int, str, int]:
+    """What tells a world from others."""
+    return record["about"]["seed"], record["about"]["dataset"], record["about"]["memory"]
+
+
+def by_world(records: Sequence[dict[str, Any]], ours: Sequence[str]) -> list[str]:
+    """The goals in each world, means over learners; and the range over worlds of each learner's RMS."""
+    worlds = sorted({world_of(record) for record in records})
+    names = {own["seed"]: world for world, own in WORLDS.items()}
+    titles = [f"{names.get(seed, dataset)} (seed {seed})" for seed, dataset, _ in worlds]
+    lines = ["| measure | method | " + " | ".join(titles) + " |", "|" + "---|" * (len(worlds) + 2)]
+    parts = [[record for record in records if world_of(record) == world] for world in worlds]
+    goals: dict[str, tuple[str, Callable[[list[dict[str, Any]], str], float]]] = {
+        "pooled ECE less Optimal TS": ("{:+.2f}", lambda r, m: mean(r, m, "pooled") - mean(r, "Optimal TS", "pooled")),
+        "by group / two oracle temperatures": (
+            "{:.2f}", lambda r, m: mean(r, m, "group") / mean(r, "Optimal group TS", "group"),
+        ),
+        "NLL less Optimal TS": ("{:+.4f}", lambda r, m: mean(r, m, "nll") - mean(r, "Optimal TS", "nll")),
+        "RMS of error / claimed, log T": ("{:.2f}", lambda r, m: rms(ratio_errors(r, m, 0))),
+        "RMS of error / claimed, b": ("{:.2f}", lambda r, m: rms(ratio_errors(r, m, 1))),
+    }  # fmt: skip
+    for title, (form, value) in goals.items():
+        for m in ours:
+            cells = [form.format(each_learner(part, lambda r, m=m, v=value: v(r, m))[0]) for part in parts]  # type: ignore[misc]
+            lines.append(f"| {title} | {m} | {' | '.join(cells)} |")
+    if len(worlds) > 1:
+        for m in ours:
+            for which, name in enumerate(("log T", "b")):
+                own = []
+                for learner in learners(records):
+                    each = [rms(ratio_errors(of_learner(part, learner), m, which)) for part in parts]
+                    own.append(f"{learner.upper()} {min(each):.2f} to {max(each):.2f}")
+                lines.append(f"- {m}, RMS of error / claimed in {name}, range over worlds: {', '.join(own)}")
+    return ["**By world**", "", *lines]
 
 
 def harms(records: Sequence[dict[str, Any]], ours: Sequence[str]) -> list[str]:
@@ -561,12 +621,26 @@ def harms(records: Sequence[dict[str, Any]], ours: Sequence[str]) -> list[str]:
             f" images or more (largest {max((v for v, _, _ in large), default=0):+.1f}). Over all {len(states)} tasks"
             f" {sum(harmful)} are harmful: the verdict fires in {told} of them, and in {false} of the others."
         )
+        worst = sorted(
+            (
+                (s["harm"][m], record["about"], number)
+                for record in records
+                for number, s in enumerate(record["states"], start=1)
+                if "harm" in s and s["n_test"] >= HARM_FROM and s["harm"][m][0] > 1 and s["harm"][m][1] > 0
+            ),
+            key=lambda entry: -entry[0][0],
+        )
+        told_of = [
+            f"{about['learner'].upper()} seed {about['seed']} task {number} {value:+.1f} ({low:+.1f} to {high:+.1f})"
+            for (value, low, high), about, number in worst
+        ]
+        lines += [f"  - {'; '.join(told_of)}"] if told_of else []
     return lines
 
 
 def intervals(records: Sequence[dict[str, Any]], known: set[str]) -> list[str]:
     """Paired differences, resampled over worlds; of fewer than six worlds their range."""
-    lines, worlds = [], sorted({(r["about"]["seed"], r["about"]["dataset"], r["about"]["memory"]) for r in records})
+    lines, worlds = [], sorted({world_of(record) for record in records})
     pairs = (
         ("PACT", "Optimal TS"), ("PACT, T by the spread", "PACT"), ("PACT-R", "Optimal TS"), ("PACT-R", "PACT"),
         ("PACT-R, T by the spread", "PACT-R"), ("PACT-R", "balanced TS"), ("PACT-R", "BCTS"),
@@ -576,7 +650,7 @@ def intervals(records: Sequence[dict[str, Any]], known: set[str]) -> list[str]:
             continue
         own = []
         for world in worlds:
-            here = [r for r in records if (r["about"]["seed"], r["about"]["dataset"], r["about"]["memory"]) == world]
+            here = [record for record in records if world_of(record) == world]
             own.append(float(np.mean([mean([r], ours, "pooled") - mean([r], other, "pooled") for r in here])))
         if len(own) < 6:
             spread = f"[{min(own):+.2f} to {max(own):+.2f} over {len(own)} worlds]"
@@ -657,13 +731,15 @@ def constants() -> None:
 
 
 def final(out: Path) -> None:
-    """The final worlds of round two, as far as they are trained, by the protocol's order."""
+    """The final worlds that have no record yet, as far as every learner is trained, by the protocol's order."""
     folders = list[Path]()
     for world in FINAL:
         own = [out / final_settings(world, learner).name for learner in LEARNERS]
+        kept = [folder for folder in own if (STORED / "final" / f"{folder.name}.json").exists()]
         done = [folder for folder in own if RunFolder(folder).read_results() is not None]
-        print(f"{world}: {len(done)} of {len(own)} runs are trained")
-        folders += done
+        print(f"{world}: {len(done)} of {len(own)} runs are trained, {len(kept)} measured before")
+        if len(done) == len(own):
+            folders += done
     store("final", folders)
 
 
@@ -698,8 +774,11 @@ def page() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("train", "final", "cost"):
+    for name in ("final", "cost", "sizes"):
         commands.add_parser(name).add_argument("out", type=Path)
+    trained = commands.add_parser("train")
+    trained.add_argument("out", type=Path)
+    trained.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     for name in ("develop", "cifar"):
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
@@ -708,11 +787,15 @@ def main() -> None:
     commands.add_parser("page")
     given = parser.parse_args()
     if given.command == "train":
-        train(given.out)
+        train(given.out, given.worlds or FINAL)
     elif given.command == "final":
         final(given.out)
     elif given.command == "cost":
         cost(given.out)
+    elif given.command == "sizes":
+        from research import pact_sizes
+
+        pact_sizes.run(given.out)
     elif given.command == "develop":
         store("development-two", given.runs)
     elif given.command == "cifar":

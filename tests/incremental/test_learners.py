@@ -21,6 +21,7 @@ from tcil.incremental.learners import LEARNERS, LearnerOptions, TaskData, make_l
 from tcil.incremental.learners.base import Schedule, Stage, grow_head, soft_cross_entropy
 from tcil.incremental.learners.bic import corrected, fold_correction
 from tcil.incremental.learners.der import auxiliary_labels
+from tcil.incremental.learners.er import EROptions
 from tcil.incremental.learners.la import class_shares
 from tcil.incremental.learners.wa import align_weights
 from tcil.incremental.networks import small_cnn
@@ -96,6 +97,21 @@ class TestER:
         learner.model.eval()
         want = nn.functional.cross_entropy(learner.model(x)[:, :4], y)
         assert torch.allclose(stage.loss(x, y), want)
+
+    def test_label_smoothing_spreads_a_share_of_the_target_over_classes_seen(self, digits):
+        learner, data = two_tasks("er", digits, label_smoothing=0.2)
+        learner.begin_task(data)
+        stage = learner.stage("train", data, MAIN, torch.Generator())
+        x, y = batch(digits, data)
+        learner.model.eval()
+        log_p = torch.log_softmax(learner.model(x)[:, :4], dim=1)
+        target = 0.8 * nn.functional.one_hot(y, 4) + 0.2 / 4
+        assert torch.allclose(stage.loss(x, y), -(target * log_p).sum(dim=1).mean())
+
+    @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+    def test_label_smoothing_out_of_range(self, share):
+        with pytest.raises(ValueError, match=r"option label_smoothing: got .*; expected at least 0 and below 1"):
+            EROptions(label_smoothing=share)
 
     def test_each_exemplar_once(self, digits):
         """Rows counted as the loss gets them, each known by its number, which is written into its image."""

@@ -169,3 +169,13 @@ def test_seeds_that_follow_the_training_seed_are_one_study():
     assert own[0] == own[1]
     assert told(seed=1) == told(seed=2) != own[0]
     assert told(seed=1, class_order_seed=2) != told(seed=2, class_order_seed=2, validation_seed=2)
+
+
+def test_unequal_classes_are_another_run_and_equal_ones_the_same():
+    plain, equal, unequal = (
+        build({"preset": "letters", **own}) for own in ({}, {"smallest_class": 1}, {"smallest_class": 0.2})
+    )
+    assert "smallest_class" not in plain.model_dump()
+    assert plain.key == equal.key != unequal.key
+    with pytest.raises(ValueError, match=r"smallest_class: got 0"):
+        build({"preset": "letters", "smallest_class": 0})

@@ -536,3 +536,16 @@ class TestLegalButOdd:
                 assert f"error: out: got {tmp_path / out}, " in outcome.output
                 assert f"{what}; expected a folder, or a path that does not exist yet." in outcome.output
         assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+def test_unequal_classes_train_on_fewer_images_and_pact_is_told(tmp_path):
+    run = Run(short(smallest_class=0.25, epochs=1, milestones=[]), tmp_path / "run")
+    run.execute(["vanilla", "pact"])
+    equal = make_stream(short(epochs=1, milestones=[]), run.dataset)
+    for task, memory, learner in run.walk():
+        counts = torch.bincount(run.stream.columns[task.train], minlength=task.columns.stop)[list(task.columns)]
+        before = torch.bincount(equal.columns[equal[task.index].train])[list(task.columns)]
+        assert (counts[0], counts[-1]) == (before[0], round(float(before[-1]) * 0.25))
+        if task.index:
+            told = run.finished(task, memory, learner, {}).imbalance
+            assert told == pytest.approx(float(counts.double().mean()) / (memory.rehearsed / task.columns.start))

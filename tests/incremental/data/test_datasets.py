@@ -439,6 +439,17 @@ class TestStream:
         with pytest.raises(ValueError, match="returning: got 1, with 2 images left"):
             self.stream(returning=1, valid_per_class=5, pool_per_class=95)
 
+    def test_classes_of_a_task_may_have_unequal_numbers_of_training_images(self):
+        plain, stream = self.stream(), self.stream(smallest=0.25)
+        for task, before in zip(stream, plain, strict=True):
+            counts = torch.bincount(stream.columns[task.train], minlength=12)[list(task.columns)].tolist()
+            last = len(task.columns) - 1
+            assert counts == [round(91 * 0.25 ** (place / last)) for place in range(last + 1)]
+            assert task.pool.tolist() == before.pool.tolist()  # what is held out is as it was
+            assert set(task.train.tolist()) < set(before.train.tolist())
+        one_class = self.stream(sizes=[2, 1], smallest=0.25)
+        assert [len(task.train) for task in one_class] == [91 + 23, 91]
+
     def test_columns_follow_the_class_order(self):
         stream = self.stream()
         for column, label in enumerate(stream.order):

@@ -30,7 +30,13 @@ from tcil.foundation.extensions import code_named, consent
 FORMAT = 1  # of run folders; part of every run's key
 DATA_OPTIONS = ("image_side", "train_per_class", "test_per_class", "data_seed")  # of datasets; None by default
 # Settings that were added later, with their defaults.
-_LATER = {**dict.fromkeys(DATA_OPTIONS), "lr_shape": "steps", "precision": "fp32", "returning": 0}
+_LATER = {
+    **dict.fromkeys(DATA_OPTIONS),
+    "lr_shape": "steps",
+    "precision": "fp32",
+    "returning": 0,
+    "smallest_class": 1.0,
+}
 _MAY_NAME_CODE = {"code": True}  # the context in which settings may name code to be imported
 Count = Annotated[int, Field(le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -90,6 +96,9 @@ class RunSettings(BaseModel):
     )
     data_seed: Seed | None = Field(None, ge=0, description="seed of the images of letters and letters-large; none: 0")
     returning: Count = Field(0, ge=0, description="old classes that occur again in each task, with half their images")
+    smallest_class: float = Field(
+        1.0, gt=0, le=1, description="training images of a task's last class, as a share of those of its first"
+    )
     precision: str = Field("fp32", description="precision of training steps: fp32, bf16 or fp16 (mixed, for GPUs)")
 
     @model_validator(mode="before")

@@ -48,6 +48,7 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
         seed=settings.validation_seed,
         reserve_per_class=[share_of(settings, count)[1] for count in seen],
         returning=settings.returning,
+        smallest=settings.smallest_class,
     )
 
 

@@ -48,6 +48,9 @@ class TaskStream:
     once. Half of the training rows of such a class are kept for the later task; as many of them as for a new class are
     held out.
 
+    With `smallest` below 1 the classes of a task have unequal numbers of training rows: the first keeps all of them,
+    the last this share, and those between fall geometrically. Held-out rows stay as they are.
+
     >>> import torch
     >>> from tcil.incremental.data.stream import TaskStream
     >>> labels = torch.arange(60) % 6
@@ -69,6 +72,7 @@ class TaskStream:
         seed: int,
         reserve_per_class: int | Sequence[int] = 0,
         returning: int = 0,
+        smallest: float = 1.0,
     ) -> None:
         if len(set(order)) != len(order) or not set(order) <= set(labels.unique().tolist()):
             raise invalid("order", f"{list(order)[:8]}", "distinct classes of the training set")
@@ -104,7 +108,9 @@ class TaskStream:
                 parts["valid"].append(rows[: valids[index]])
                 parts["pool"].append(rows[: pools[index]])
                 parts["reserve"].append(rows[pools[index] : held])
-                parts["train"].append(rows[held:].sort().values)
+                place = (column - start) / max(size - 1, 1)
+                kept = max(1, round((len(rows) - held) * smallest**place))
+                parts["train"].append(rows[held : held + kept].sort().values)
             split = [torch.cat(rows) for rows in parts.values()]
             self._tasks.append(Task(index, columns, split[0], split[1], split[2], split[3]))
             start += size

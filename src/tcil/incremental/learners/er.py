@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from tcil.foundation.errors import invalid
 from tcil.incremental.learners.base import Learner, LearnerOptions, Schedule, Stage, TaskData, TaskSize
 
 
@@ -16,9 +17,16 @@ class EROptions(LearnerOptions):
 
     `online`: one pass over the new data, regardless of `epochs`, with one randomly drawn exemplar for each new image,
     as in online replay. Otherwise exemplars would occur only once in that pass, and old classes would be forgotten.
+
+    `label_smoothing`: the share of each target that is spread evenly over the classes seen.
     """
 
     online: bool = False
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise invalid("option label_smoothing", repr(self.label_smoothing), "at least 0 and below 1")
 
 
 class ER(Learner):
@@ -48,8 +56,10 @@ class ER(Learner):
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
         """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
 
+        smoothing = float(getattr(self.options, "label_smoothing", 0.0))
+
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(self.logits(x, task.seen), y)
+            return nn.functional.cross_entropy(self.logits(x, task.seen), y, label_smoothing=smoothing)
 
         rows = task.all_rows
         if self._online:

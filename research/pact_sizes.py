@@ -1,0 +1,133 @@
+"""PACT in worlds of other sizes, with the frozen method: the command `python -m research.pact sizes`.
+
+Each setting changes one thing of the preset `letters`. The world with index i has the seed 110 + i, which also draws
+its class order, images and validation set. Nothing was tuned on these runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from research import ROOT
+from research import pact as study
+from tcil.experiments.config.settings import RunSettings, build
+from tcil.experiments.runs.run import Run
+from tcil.foundation.files import replace_file
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "memory of 5 per class": {"memory": 100},
+    "memory of 50 per class": {"memory": 1000},
+    "2 tasks of 10 classes": {"tasks": 2},
+    "10 tasks of 2 classes": {"tasks": 10},
+    "20 validation images": {"validation": 20, "validation_pool": 20, "train_per_class": 205},
+    "500 validation images": {"validation": 500, "validation_pool": 500, "train_per_class": 325},
+    "unequal classes (5 to 1)": {"smallest_class": 0.2},
+    "as the preset": {},
+    "label smoothing 0.1": {"learner_options": {"label_smoothing": 0.1}},
+}
+SAME_WORLD = {"label smoothing 0.1": "as the preset"}  # a control: the same seed with and without it
+LEARNERS = ("er", "der")
+ONLY = {"label smoothing 0.1": ("er",)}  # which learners have the option
+FIRST_SEED = 110
+STORED = study.STORED / "sizes"
+IMAGE = ROOT / "docs/images/pact-sizes.svg"
+SHOWN = {
+    "Vanilla": ("x", "#777777"), "TS": ("v", "#b8860b"), "T-CIL": ("s", "#2a9d8f"), "PACT": ("o", "#1f4e9c"),
+    "PACT-R": ("D", "#d1495b"), "Optimal TS": ("|", "#000000"),
+}  # fmt: skip
+
+
+def settings_of(name: str, learner: str) -> RunSettings:
+    """The settings of a run, by the rule above."""
+    seed = FIRST_SEED + list(SETTINGS).index(SAME_WORLD.get(name, name))
+    common = {
+        "preset": "letters", "learner": learner, "seed": seed, "class_order_seed": seed, "data_seed": seed,
+        "test_per_class": 320, "reserve": study.RESERVED,
+    }  # fmt: skip
+    return build({**common, **SETTINGS[name]})
+
+
+def chosen() -> list[tuple[str, str]]:
+    """All settings with their learners, in the order of training."""
+    return [(name, learner) for name in SETTINGS for learner in ONLY.get(name, LEARNERS)]
+
+
+def run(out: Path) -> None:
+    """Train what is not trained, measure what is not measured, print the table and draw the picture."""
+    for name, learner in chosen():
+        settings = settings_of(name, learner)
+        Run(settings, out / settings.name).execute(["vanilla"])
+        print(f"{name}, {learner}: trained", flush=True)
+    STORED.mkdir(parents=True, exist_ok=True)
+    families = ("no old data", "reserve", "oracle")
+    methods = {name: apply for name, (family, apply) in study.METHODS.items() if family in families}
+    for name, learner in chosen():
+        folder = out / settings_of(name, learner).name
+        path = STORED / f"{folder.name}.json"
+        if not path.exists():
+            record = study.measure(folder, methods)
+            record["about"]["setting"] = name
+            replace_file(path, (json.dumps(record) + "\n").encode())
+    records = stored()
+    print("\n".join(table(records)))
+    draw(records)
+
+
+def stored() -> list[dict[str, Any]]:
+    """What was measured, in the order of the settings."""
+    records = study.stored("sizes")
+    order = [(name, learner) for name, learner in chosen()]
+    return sorted(records, key=lambda record: order.index((record["about"]["setting"], record["about"]["learner"])))
+
+
+def table(records: Sequence[dict[str, Any]]) -> list[str]:
+    """One row for each run: pooled ECE / ECE by predicted group, and what PACT says of its own error."""
+    if not records:
+        return ["(none yet)"]
+    lines = [
+        "| setting | learner | " + " | ".join(SHOWN) + " | largest harm of PACT | RMS of error / claimed, log T, b |",
+        "|" + "---|" * (len(SHOWN) + 4),
+    ]
+    for record in records:
+        cells = [f"{study.mean([record], m, 'pooled'):.2f} / {study.mean([record], m, 'group'):.2f}" for m in SHOWN]
+        harm = max(state["harm"]["PACT"][0] for state in record["states"] if "harm" in state)
+        errors = ", ".join(f"{study.rms(study.ratio_errors([record], 'PACT', which)):.2f}" for which in (0, 1))
+        about = record["about"]
+        lines.append(
+            f"| {about['setting']} | {about['learner'].upper()} | {' | '.join(cells)} | {harm:+.1f} | {errors} |"
+        )
+    return lines
+
+
+@matplotlib.rc_context({"svg.hashsalt": "tcil", "font.size": 9, "svg.fonttype": "none"})
+def draw(records: Sequence[dict[str, Any]]) -> None:
+    """Pooled ECE by setting, one panel for each learner."""
+    figure = Figure(figsize=(9.0, 3.9), layout="constrained")
+    FigureCanvasSVG(figure)
+    panels = figure.subplots(1, len(LEARNERS), sharex=True, sharey=True)
+    names = list(SETTINGS)
+    for axis, learner in zip(panels, LEARNERS, strict=True):
+        for method, (mark, colour) in SHOWN.items():
+            own = study.of_learner(records, learner)
+            x = [study.mean([record], method, "pooled") for record in own]
+            y = [len(names) - names.index(record["about"]["setting"]) for record in own]
+            size = 110 if mark == "|" else 34
+            axis.scatter(x, y, s=size, marker=mark, color=colour, label=method, zorder=3 if method == "PACT" else 2)
+        axis.set_title(learner.upper())
+        axis.set_xscale("log")
+        axis.set_xticks([1, 2, 3, 5, 10, 20, 40], ["1", "2", "3", "5", "10", "20", "40"])
+        axis.minorticks_off()
+        axis.set_yticks(range(1, len(names) + 1), names[::-1])
+        axis.set_xlabel("pooled ECE, % (log scale)")
+        axis.grid(axis="y", color="#dddddd", linewidth=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles, titles = panels[0].get_legend_handles_labels()
+    figure.legend(handles, titles, loc="outside lower center", ncols=len(SHOWN), frameon=False)
+    figure.savefig(IMAGE, format="svg", metadata={"Date": None})
