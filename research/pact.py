@@ -7,7 +7,7 @@
     python -m research.pact cifar RUN...          # once, with TCIL_DATA=DIR: runs without a reserve, into .../cifar100/
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 with and without it
     python -m research.pact constants             # PACT's constants, from the development runs of round one
-    python -m research.pact tables NAME           # every table of what is kept in docs/results/pact/NAME
+    python -m research.pact tables NAME [WORLD...]  # every table of what is kept in docs/results/pact/NAME
     python -m research.pact page                  # the tables of docs/pact.md, from what is kept
 
 Every method turns what is known after a task into probabilities of the test images. Where a development run has no
@@ -140,11 +140,12 @@ def tracked(
     without: str = "",
     keep: bool = True,
     average: bool = False,
-    spread: bool = False,
+    spread: str = "",
 ) -> Method:
     """PACT or PACT-R, or one without some part; the belief is left in `known.memory`.
 
-    With `spread` log T moves by the change of the log spread of the exemplars' logits from task to task (round two).
+    With `spread` log T moves with the log spread of the exemplars' logits from task to task: by the "whole" change
+    (round two), or by something "between" 0 and the change (round three).
     """
 
     def method(known: Known) -> Tensor:
@@ -154,7 +155,10 @@ def tracked(
         if spread:
             before, now_spread = known.memory.get("spread"), log_spread(known.task.memory_logits)
             if memo is not None and before is not None and now_spread is not None:
-                state.log_t.move(now_spread - before, 0.0)
+                if spread == "whole":
+                    state.log_t.move(now_spread - before, 0.0)
+                else:
+                    between(state, now_spread - before)
             known.memory["spread"] = now_spread
         for name in ("surrogate", "new_classes", "label_shift"):
             if name != without or not known.old:
@@ -180,6 +184,80 @@ def log_spread(logits: Tensor) -> float | None:
     z = (z - z.sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True)) * alive
     square = float(z.square().sum() / alive.sum())
     return 0.5 * math.log(square) if math.isfinite(square) and square > 0 else None
+
+
+def begun(known: Known) -> PACTFilter:
+    """What is believed before the evidence of a task."""
+    log_imbalance = known.log_imbalance if known.old else None
+    return PACTFilter.of(known.memory.get("pact"), log_imbalance, known.evidence.result.target, NOW)
+
+
+def believed(known: Known, now: PACTEvidence, surprises: Sequence[float]) -> Tensor:
+    """The answer of a belief, which is left in `known.memory`."""
+    known.memory["belief"], known.memory["surprises"] = now, list(surprises)
+    assert now.log_temperature is not None
+    return adjusted(known, now.log_temperature, now.bias or 0.0)
+
+
+def between(state: PACTFilter, step: float) -> None:
+    """Log T moves by something between 0 and this step, anything equally likely; as b does with the imbalance."""
+    state.log_t.move(step / 2, abs(step) / math.sqrt(12))
+
+
+def bennett(known: Known) -> Tensor:
+    """PACT-R in which both sides tell b, and nothing is counted twice.
+
+    The odds of old against new classes, on all validation images and all reserved ones: the likelihood of an image's
+    group where groups are as frequent as in this sample, which is Bennett's equation for b (Shirts et al. 2003). It
+    takes the place of label shift, its one-sided form. Of T the reserve tells within old classes.
+    """
+    state = begun(known)
+    for name in ("surrogate", "new_classes"):
+        getattr(state, name)(known.evidence)
+    before = state.as_evidence("all")
+    surprises = list(state.surprises)
+    state.label_shift(known.evidence)
+    known.memory["pact"] = state.memo() if state.informed else None
+    if not known.old:
+        return believed(known, state.as_evidence("all"), surprises)
+    return believed(known, PACTEvidence("all", *both_sides(known, before)), surprises)
+
+
+def both_sides(known: Known, before: PACTEvidence) -> tuple[float, float, float, float]:
+    """The mode of log T and b, and their errors, by what is believed and the likelihood of both sides."""
+    (z_old, y_old), (z_new, y_new) = reserve_of(known), known.valid
+    is_old = (~known.evidence.is_new).double()
+    z, side = torch.cat([z_old, z_new]).double(), torch.cat([torch.ones(len(y_old)), torch.zeros(len(y_new))]).double()
+    n_old, n_new = int(is_old.sum()), int((1 - is_old).sum())
+    offset = math.log(len(y_old) / n_old) - math.log(len(y_new) / n_new)  # of images a class in this sample
+    assert before.log_temperature is not None
+    assert before.bias is not None
+    mean = torch.tensor([before.log_temperature, before.bias], dtype=torch.float64)
+    error = torch.tensor([before.log_temperature_error, before.bias_error], dtype=torch.float64)
+    masked = torch.where(is_old.bool(), 0.0, -torch.inf), torch.where(is_old.bool(), -torch.inf, 0.0)
+
+    def loss(point: Tensor) -> Tensor:
+        scaled = z * torch.exp(-point[0])
+        odds = torch.logsumexp(scaled + masked[0], 1) - torch.logsumexp(scaled + masked[1], 1) + point[1] + offset
+        group = torch.nn.functional.binary_cross_entropy_with_logits(odds, side, reduction="sum")
+        rows = z_old.double() * torch.exp(-point[0])
+        inside = torch.nn.functional.cross_entropy(rows + masked[0], y_old, reduction="sum")
+        return group + inside + 0.5 * ((point - mean) / error).square().sum()
+
+    point = mean.clone()
+    for _ in range(50):
+        gradient = torch.autograd.functional.jacobian(loss, point)
+        curvature = torch.autograd.functional.hessian(loss, point)
+        values, vectors = torch.linalg.eigh(curvature)
+        step = vectors @ ((vectors.T @ gradient) / values.abs().clamp(min=1e-3))
+        size = min(1.0, 1.0 / float(step.norm().clamp(min=1e-9)))
+        while size > 1e-6 and float(loss(point - size * step)) > float(loss(point)):
+            size /= 2
+        point = point - size * step
+        if float(step.norm()) < 1e-6 or size <= 1e-6:
+            break
+    errors = torch.linalg.inv(torch.autograd.functional.hessian(loss, point)).diagonal().clamp(min=1e-8).sqrt()
+    return float(point[0]), float(errors[0]), float(point[1]), float(errors[1])
 
 
 def averaged(known: Known, belief: PACTEvidence) -> Tensor:
@@ -254,7 +332,8 @@ METHODS: dict[str, tuple[str, Method]] = {
     "whole imbalance": ("no old data", full_imbalance),
     "PACT 0.2": ("no old data", tracked(Filter02, CONSTANTS_02)),
     "PACT": ("no old data", tracked()),
-    "PACT, T by the spread": ("no old data", tracked(spread=True)),
+    "PACT, T by the spread": ("no old data", tracked(spread="whole")),
+    "PACT, T partly by the spread": ("no old data", tracked(spread="between")),
     "balanced TS": ("reserve", lambda known: scaled(known, fit_on(balanced(known)))),
     "balanced group TS": ("reserve", balanced_groups),
     "BiC layer and T": ("reserve", fitted_map(bic_layer, lambda known: 3)),
@@ -262,7 +341,9 @@ METHODS: dict[str, tuple[str, Method]] = {
     "vector scaling": ("reserve", fitted_map(vector_scaling, lambda known: 2 * classes_of(known))),
     "T and bias by the reserve alone": ("reserve", reserve_bias),
     "PACT-R": ("reserve", tracked(reserve=True)),
-    "PACT-R, T by the spread": ("reserve", tracked(reserve=True, spread=True)),
+    "PACT-R, T by the spread": ("reserve", tracked(reserve=True, spread="whole")),
+    "PACT-R, T partly by the spread": ("reserve", tracked(reserve=True, spread="between")),
+    "PACT-R, Bennett": ("reserve", bennett),
     "Optimal TS": ("oracle", lambda known: scaled(known, fit_on((known.task.test_logits, known.task.test_columns)))),
     "Optimal group TS": ("oracle", optimal_groups),
     "Optimal T and bias": ("oracle", lambda known: adjusted(known, *oracle(known))),
@@ -281,10 +362,13 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 for _name, (_family, _own) in PARTS.items():
     METHODS[_name] = _family, tracked(**_own)
-    METHODS[f"{_name} (T by the spread)"] = f"{_family} of round two", tracked(**_own, spread=True)
+    METHODS[f"{_name} (T by the spread)"] = f"{_family} of round two", tracked(**_own, spread="whole")
 FAMILIES = ("no old data", "reserve", "oracle", "ablation", "predictions too")  # not those of round two
 BASES = ("Vanilla", "TS", "T-CIL")
-OURS = ("PACT 0.2", "PACT", "PACT, T by the spread", "PACT-R", "PACT-R, T by the spread")
+OURS = (
+    "PACT 0.2", "PACT", "PACT, T by the spread", "PACT, T partly by the spread",
+    "PACT-R", "PACT-R, T by the spread", "PACT-R, T partly by the spread", "PACT-R, Bennett",
+)  # fmt: skip
 
 
 # measuring --------------------------------------------------------------------------------------------------------
@@ -644,6 +728,8 @@ def intervals(records: Sequence[dict[str, Any]], known: set[str]) -> list[str]:
     pairs = (
         ("PACT", "Optimal TS"), ("PACT, T by the spread", "PACT"), ("PACT-R", "Optimal TS"), ("PACT-R", "PACT"),
         ("PACT-R, T by the spread", "PACT-R"), ("PACT-R", "balanced TS"), ("PACT-R", "BCTS"),
+        ("PACT, T partly by the spread", "PACT"), ("PACT-R, T partly by the spread", "PACT-R"),
+        ("PACT-R, Bennett", "PACT-R"),
     )  # fmt: skip
     for ours, other in pairs:
         if not {ours, other} <= known:
@@ -759,15 +845,22 @@ def cost(out: Path) -> None:
     print("\n".join(lines))
 
 
+def sections() -> dict[str, list[str]]:
+    """The tables of docs/pact.md, by name."""
+    from research import pact_sizes
+
+    found = {name: summary(stored(name, complete=name == "final"), short=True) for name in ("final", "cifar100")}
+    return {**found, "sizes": pact_sizes.table(pact_sizes.stored())}
+
+
 def page() -> None:
-    """The tables of docs/pact.md."""
+    """Write the tables of docs/pact.md from what is kept."""
     path = ROOT / "docs/pact.md"
     text = path.read_text()
-    for name in ("final", "cifar100"):
-        records = stored(name, complete=name == "final")
+    for name, lines in sections().items():
         start, end = f"<!-- tables: {name} -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(start)
-        text = before + start + "\n" + "\n".join(summary(records, short=True)) + "\n\n" + end + rest.split(end)[1]
+        text = before + start + "\n" + "\n".join(lines) + "\n\n" + end + rest.split(end)[1]
     replace_file(path, text.encode())
 
 
@@ -782,7 +875,9 @@ def main() -> None:
     for name in ("develop", "cifar"):
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
-    commands.add_parser("tables").add_argument("name", choices=kept)
+    tables = commands.add_parser("tables")
+    tables.add_argument("name", choices=kept)
+    tables.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     commands.add_parser("constants")
     commands.add_parser("page")
     given = parser.parse_args()
@@ -801,7 +896,10 @@ def main() -> None:
     elif given.command == "cifar":
         store("cifar100", given.runs)
     elif given.command == "tables":
-        print("\n".join(summary(stored(given.name))))
+        seeds = {WORLDS[world]["seed"] for world in given.worlds or WORLDS}
+        records = stored(given.name)
+        chosen = [record for record in records if not given.worlds or record["about"]["seed"] in seeds]
+        print("\n".join(summary(chosen)))
     elif given.command == "constants":
         constants()
     else:

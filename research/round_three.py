@@ -23,8 +23,8 @@ from rich.progress import track
 from torch import Tensor
 
 from research import pact as study
-from research.beyond import Known, adjusted
-from research.pact import Method, log_spread, reserve_of
+from research.beyond import Known
+from research.pact import Method, begun, believed, between, log_spread, reserve_of
 from tcil.calibration.calibrators.pact import PACTEvidence, PACTFilter
 from tcil.calibration.calibrators.pact.filter import Belief
 from tcil.foundation.files import replace_file
@@ -58,11 +58,6 @@ def whole(state: PACTFilter, step: float) -> None:
     state.log_t.move(step, 0.0)
 
 
-def between(state: PACTFilter, step: float) -> None:
-    """Log T moves by something between 0 and that change, anything equally likely; as b does with the imbalance."""
-    state.log_t.move(step / 2, abs(step) / math.sqrt(12))
-
-
 def jump(threshold: float) -> Move:
     """By the change where it is larger than this, else not at all."""
 
@@ -79,11 +74,6 @@ def step_of(known: Known, spread: Spread) -> float | None:
     before = known.memory.get("spread")
     known.memory["spread"] = kept
     return None if now is None or before is None else now - before
-
-
-def begun(known: Known) -> PACTFilter:
-    log_imbalance = known.log_imbalance if known.old else None
-    return PACTFilter.of(known.memory.get("pact"), log_imbalance, known.evidence.result.target, study.NOW)
 
 
 def moved(move: Move | None = None, spread: Spread = all_spread, *, reserve: bool = False) -> Method:
@@ -107,12 +97,6 @@ def told(known: Known, state: PACTFilter, reserve: bool) -> Tensor:
     if reserve and known.old and (found := state.with_reserve(known.evidence, reserve_of(known))):
         now = found[1]
     return believed(known, now, state.surprises)
-
-
-def believed(known: Known, now: PACTEvidence, surprises: Sequence[float]) -> Tensor:
-    known.memory["belief"], known.memory["surprises"] = now, list(surprises)
-    assert now.log_temperature is not None
-    return adjusted(known, now.log_temperature, now.bias or 0.0)
 
 
 @dataclass
@@ -205,65 +189,6 @@ def averaged(*, corrected: bool, reserve: bool = False) -> Method:
     return method
 
 
-# Bennett's acceptance ratio (lead 4) -------------------------------------------------------------------------------
-
-
-def bennett(known: Known) -> Tensor:
-    """PACT-R in which both sides tell b, and nothing is counted twice.
-
-    The odds of old against new classes, on all validation images and all reserved ones: the likelihood of an image's
-    group where groups are as frequent as in this sample, which is Bennett's equation for b (Shirts et al. 2003). It
-    takes the place of label shift, its one-sided form. Of T the reserve tells within old classes.
-    """
-    state = begun(known)
-    for name in ("surrogate", "new_classes"):
-        getattr(state, name)(known.evidence)
-    before = state.as_evidence("all")
-    surprises = list(state.surprises)
-    state.label_shift(known.evidence)
-    known.memory["pact"] = state.memo() if state.informed else None
-    if not known.old:
-        return believed(known, state.as_evidence("all"), surprises)
-    return believed(known, PACTEvidence("all", *both_sides(known, before)), surprises)
-
-
-def both_sides(known: Known, before: PACTEvidence) -> tuple[float, float, float, float]:
-    """The mode of log T and b, and their errors, by what is believed and the likelihood of both sides."""
-    (z_old, y_old), (z_new, y_new) = reserve_of(known), known.valid
-    is_old = (~known.evidence.is_new).double()
-    z, side = torch.cat([z_old, z_new]).double(), torch.cat([torch.ones(len(y_old)), torch.zeros(len(y_new))]).double()
-    n_old, n_new = int(is_old.sum()), int((1 - is_old).sum())
-    offset = math.log(len(y_old) / n_old) - math.log(len(y_new) / n_new)  # of images a class in this sample
-    assert before.log_temperature is not None
-    assert before.bias is not None
-    mean = torch.tensor([before.log_temperature, before.bias], dtype=torch.float64)
-    error = torch.tensor([before.log_temperature_error, before.bias_error], dtype=torch.float64)
-    masked = torch.where(is_old.bool(), 0.0, -torch.inf), torch.where(is_old.bool(), -torch.inf, 0.0)
-
-    def loss(point: Tensor) -> Tensor:
-        scaled = z * torch.exp(-point[0])
-        odds = torch.logsumexp(scaled + masked[0], 1) - torch.logsumexp(scaled + masked[1], 1) + point[1] + offset
-        group = torch.nn.functional.binary_cross_entropy_with_logits(odds, side, reduction="sum")
-        rows = z_old.double() * torch.exp(-point[0])
-        inside = torch.nn.functional.cross_entropy(rows + masked[0], y_old, reduction="sum")
-        return group + inside + 0.5 * ((point - mean) / error).square().sum()
-
-    point = mean.clone()
-    for _ in range(50):
-        gradient = torch.autograd.functional.jacobian(loss, point)
-        curvature = torch.autograd.functional.hessian(loss, point)
-        values, vectors = torch.linalg.eigh(curvature)
-        step = vectors @ ((vectors.T @ gradient) / values.abs().clamp(min=1e-3))
-        size = min(1.0, 1.0 / float(step.norm().clamp(min=1e-9)))
-        while size > 1e-6 and float(loss(point - size * step)) > float(loss(point)):
-            size /= 2
-        point = point - size * step
-        if float(step.norm()) < 1e-6 or size <= 1e-6:
-            break
-    errors = torch.linalg.inv(torch.autograd.functional.hessian(loss, point)).diagonal().clamp(min=1e-8).sqrt()
-    return float(point[0]), float(errors[0]), float(point[1]), float(errors[1])
-
-
 # out-of-fold refits of DER's head (lead 3) -------------------------------------------------------------------------
 
 
@@ -342,7 +267,7 @@ VARIANTS: dict[str, Method] = {
     "PACT-R, alike: between": moved(between, alike_spread, reserve=True),
     "PACT-R, alike: two filters": two_filters(alike_spread, reserve=True),
     "PACT-R, average, corrected width": averaged(corrected=True, reserve=True),
-    "PACT-R, Bennett": bennett,
+    "PACT-R, Bennett": study.bennett,
 }
 OTHERS = ("Vanilla", "TS", "T-CIL", "Optimal TS", "Optimal group TS", "Optimal T and bias")
 

@@ -1,0 +1,25 @@
+"""The tables of docs/pact.md are what `python -m research.pact page` writes from the stored records."""
+
+from __future__ import annotations
+
+import pytest
+
+from conftest import ROOT
+from research import pact
+
+
+@pytest.mark.parametrize("name", ["final", "cifar100", "sizes"])
+def test_the_tables_are_those_of_the_stored_records(name):
+    page = (ROOT / "docs/pact.md").read_text(encoding="utf-8")
+    drawn = page.split(f"<!-- tables: {name} -->")[1].split(f"<!-- end of {name} -->")[0]
+    assert drawn.split() == " ".join(pact.sections()[name]).split()
+
+
+def test_a_world_counts_when_every_learner_was_measured():
+    records = pact.stored("final", complete=True)
+    by_world = {pact.world_of(record) for record in records}
+    assert len(records) == len(by_world) * len(pact.LEARNERS)
+    runs = [record["about"]["run"] for record in records]
+    expected = {pact.final_settings(world, learner).name for world in pact.FINAL for learner in pact.LEARNERS}
+    assert set(runs) <= expected
+    assert len(set(runs)) == len(runs)
