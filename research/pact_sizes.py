@@ -55,26 +55,25 @@ def settings_of(name: str, learner: str) -> RunSettings:
 
 
 def chosen() -> list[tuple[str, str]]:
-    """All settings with their learners, in the order of training."""
-    return [(name, learner) for name in SETTINGS for learner in ONLY.get(name, LEARNERS)]
+    """All settings with their learners, in the order of training: one learner after the other."""
+    return [(name, learner) for learner in LEARNERS for name in SETTINGS if learner in ONLY.get(name, LEARNERS)]
 
 
 def run(out: Path) -> None:
-    """Train what is not trained, measure what is not measured, print the table and draw the picture."""
-    for name, learner in chosen():
-        settings = settings_of(name, learner)
-        Run(settings, out / settings.name).execute(["vanilla"])
-        print(f"{name}, {learner}: trained", flush=True)
+    """Train and measure what is missing, run by run; then print the table and draw the picture."""
     STORED.mkdir(parents=True, exist_ok=True)
     families = ("no old data", "reserve", "oracle")
     methods = {name: apply for name, (family, apply) in study.METHODS.items() if family in families}
     for name, learner in chosen():
-        folder = out / settings_of(name, learner).name
-        path = STORED / f"{folder.name}.json"
-        if not path.exists():
-            record = study.measure(folder, methods)
-            record["about"]["setting"] = name
-            replace_file(path, (json.dumps(record) + "\n").encode())
+        settings = settings_of(name, learner)
+        path = STORED / f"{settings.name}.json"
+        if path.exists():
+            continue
+        Run(settings, out / settings.name).execute(["vanilla"])
+        record = study.measure(out / settings.name, methods)
+        record["about"]["setting"] = name
+        replace_file(path, (json.dumps(record) + "\n").encode())
+        print(f"{name}, {learner}: done", flush=True)
     records = stored()
     print("\n".join(table(records)))
     draw(records)
@@ -83,7 +82,7 @@ def run(out: Path) -> None:
 def stored() -> list[dict[str, Any]]:
     """What was measured, in the order of the settings."""
     records = study.stored("sizes")
-    order = [(name, learner) for name, learner in chosen()]
+    order = chosen()
     return sorted(records, key=lambda record: order.index((record["about"]["setting"], record["about"]["learner"])))
 
 
