@@ -296,6 +296,7 @@ class Classifier:
         self._channels_last = True
         self._layout_chosen = False
         self._first: tuple[Tensor, Tensor] | None = None  # two inputs and their logits in the first pass
+        self._failed = False
         self.width: int | None = None
 
     def __enter__(self) -> Self:
@@ -304,6 +305,7 @@ class Classifier:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(_alone(self.model))
             self._weights = stack.enter_context(_borrowed(self.model))
+            stack.callback(self._warn_of_drift)  # when the model is back on its device, with its own layers
             if self._homes and self._homes != {self.device}:
                 stack.callback(self.model.to, self._home)
                 self.model.to(self.device)
@@ -313,11 +315,8 @@ class Classifier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if kind is None:
-                self._warn_of_drift()
-        finally:
-            self._exit.close()
+        self._failed = kind is not None
+        self._exit.close()
 
     @property
     def source(self) -> FeatureSource:
@@ -453,8 +452,9 @@ class Classifier:
             return False
         if one.shape != other.shape or not torch.equal(one.isnan(), other.isnan()):
             return True
-        half = {one.dtype, other.dtype} & _HALF or self.device.type != "cpu"
-        gap, size = gap_and_size(one.nan_to_num(neginf=-torch.inf), other.nan_to_num(neginf=-torch.inf))
+        half = {one.dtype, other.dtype} & _HALF or {one.device.type, other.device.type} != {"cpu"}
+        one, other = (part.cpu().nan_to_num(neginf=-torch.inf) for part in (one, other))
+        gap, size = gap_and_size(one, other)
         return gap > (_NOT_ROUNDING_HALF if half else _NOT_ROUNDING) * size
 
     def _tried(self, few: Tensor, layout: torch.memory_format) -> Tensor | None:
@@ -468,9 +468,10 @@ class Classifier:
 
     def _warn_of_drift(self) -> None:
         """Warn if forward() has changed weights and the logits with them; the model is restored in any case."""
-        if self._first is None or not (names := self._weights.changed()):
+        if self._failed or self._first is None or not (names := self._weights.changed()):
             return
         inputs, before = self._first
+        self.device = self._home
         after = self._tried(inputs, torch.preserve_format)
         if self._differ(before, after):
             shown = ", ".join(map(repr, names[:3])) + (" and others" if len(names) > 3 else "")
@@ -543,7 +544,7 @@ class _Weights:
         """The names of tensors that differ from their copies."""
         now = dict(itertools.chain(self._model.named_parameters(), self._model.named_buffers()))
         names = [name for name, _, value in self.copies if name in now and not self._same(now[name].detach(), value)]
-        self.known_same = not names
+        self.known_same = not names and all(now.get(name) is tensor for name, tensor, _ in self.copies)
         return names
 
     @staticmethod
