@@ -288,7 +288,6 @@ def _root(loss: _Loss) -> float | None:
             point = (low + high) / 2
     else:
         return None
-    slope = loss.at(math.exp(point))[1]
     if abs(slope) > 1e-10:
         raise RuntimeError(
             f"fit_temperature: the gradient is still {slope:.3g} at T = {loss.spread / math.exp(point):.6g}"
