@@ -25,9 +25,9 @@ def binomial_upper(errors: Numbers, n: Numbers, error: float) -> Floats:
     >>> round(float(binomial_upper(0, 29, 0.05)), 3)
     0.098
     """
-    k, n = np.broadcast_arrays(np.asarray(errors, np.float64), np.asarray(n, np.float64))
-    safe = np.where(k < n, n - k, 1.0)
-    return np.where(k < n, betainccinv(k + 1.0, safe, error), 1.0)
+    k, n = np.asarray(errors, np.float64), np.asarray(n, np.float64)
+    some = k < n
+    return np.where(some, betainccinv(k + 1.0, np.where(some, n - k, 1.0), error), 1.0)
 
 
 def binomial_lower(successes: Numbers, n: Numbers, error: float) -> Floats:
@@ -36,7 +36,7 @@ def binomial_lower(successes: Numbers, n: Numbers, error: float) -> Floats:
     >>> round(float(binomial_lower(29, 29, 0.05)), 3)
     0.902
     """
-    k, n = np.broadcast_arrays(np.asarray(successes, np.float64), np.asarray(n, np.float64))
+    k, n = np.asarray(successes, np.float64), np.asarray(n, np.float64)
     safe = np.where(k > 0, k, 1.0)
     return np.where(k > 0, betaincinv(safe, np.maximum(n - safe, 0.0) + 1.0, error), 0.0)
 

@@ -79,10 +79,10 @@ def new_columns(names: tuple[int, ...], new_classes: Iterable[Any] | None) -> Bo
     """Which columns are new classes; none where there are no groups."""
     if new_classes is None:
         return np.zeros(len(names), bool)
-    new = as_classes(new_classes, "new_classes", ordered=False)
-    if unknown := sorted(set(new) - set(names)):
+    new = set(as_classes(new_classes, "new_classes", ordered=False))
+    if unknown := sorted(new.difference(names)):
         raise invalid("new_classes", f"the labels {unknown[:5]}", f"labels among the {len(names)} columns")
-    return np.isin(np.asarray(names), np.asarray(new))
+    return np.array([name in new for name in names], bool)
 
 
 def refuse_used(ids: ArrayLike | None, used_ids: ArrayLike | None, n: int) -> None:
