@@ -10,7 +10,7 @@ from tcil.experiments.config.settings import build
 from tcil.experiments.reporting.collect import Study, read_runs
 from tcil.experiments.runs.packing import pack
 from tcil.experiments.runs.run import Run
-from tcil.experiments.runs.store import RunFolder
+from tcil.experiments.runs.store import DamagedFileWarning, RunFolder
 from tcil.incremental.data.datasets import load_dataset
 
 CALIBRATORS = ("vanilla", "ts", "t-cil", "first-task-ts")
@@ -109,3 +109,40 @@ def test_a_copy_without_its_network_is_refused(digits, tmp_path):
         pack(tmp_path / settings.name, tmp_path)
     with pytest.raises(ValueError, match="without the settings of a training"):
         pack(tmp_path / "nothing", tmp_path / "copy")
+
+
+def test_only_an_earlier_copy_is_replaced(digits, tmp_path):
+    """A copy brought back over the whole run, another run, a file of the user: each is refused and stays as it is."""
+    settings, others = short("er"), build({"dataset": "digits", "tasks": 3, "epochs": 1, "milestones": []})
+    run = tmp_path / "runs" / "run"
+    Run(settings, run, dataset=digits, until=2).execute(["vanilla"])
+    copy = pack(run, tmp_path / "copies")
+    assert pack(run, tmp_path / "copies") == copy  # again, to update it
+    before = contents(run)
+    with pytest.raises(ValueError, match=r"^to: got .*which is a whole run folder and would lose its networks"):
+        pack(copy, tmp_path / "runs")
+    assert contents(run) == before
+
+    Run(others, tmp_path / "others" / "run", dataset=digits, until=1).execute(["vanilla"])
+    kept = contents(copy)
+    with pytest.raises(ValueError, match=r"^to: got .*which belongs to a run with other settings"):
+        pack(tmp_path / "others" / "run", tmp_path / "copies")
+    assert contents(copy) == kept
+
+    (tmp_path / "mine" / "run").mkdir(parents=True)
+    (tmp_path / "mine" / "run" / "settings.json").write_text("mine")
+    with pytest.raises(ValueError, match=r"^to: got .*not a copy of a run"), pytest.warns(DamagedFileWarning):
+        pack(run, tmp_path / "mine")
+    assert (tmp_path / "mine" / "run" / "settings.json").read_text() == "mine"
+
+
+def test_a_backup_that_has_more_tasks_is_kept(digits, tmp_path):
+    """A run begun anew does not replace the backup of the run that was lost; this is said before any training."""
+    settings = short("er")
+    Run(settings, tmp_path / "lost" / "run", dataset=digits, until=2, backup=tmp_path / "backup").execute(["vanilla"])
+    kept = contents(tmp_path / "backup")
+    anew = Run(settings, tmp_path / "anew" / "run", dataset=digits, backup=tmp_path / "backup")
+    with pytest.raises(ValueError, match=r"^backup: got .*which has results of more tasks than the run"):
+        anew.execute(["vanilla"])
+    assert not list((tmp_path / "anew" / "run").glob("task-*/model.safetensors"))
+    assert contents(tmp_path / "backup") == kept

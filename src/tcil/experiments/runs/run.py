@@ -101,6 +101,7 @@ class Run:
         """Train, evaluate and calibrate what is missing; return all results. Needs exclusive access to the folder."""
         with self.store.held():
             self._begin()
+            self._check_backup()
             with self.threads():
                 return self._execute(calibrators or self._all_calibrators(), listener)
 
@@ -161,7 +162,14 @@ class Run:
         if self._backup is not None and ranks.current().first:
             from tcil.experiments.runs.packing import pack
 
-            pack(self.store.path, self._backup)
+            pack(self.store.path, self._backup, "backup")
+
+    def _check_backup(self) -> None:
+        """Raise before any training if the backup folder cannot take the copy."""
+        if self._backup is not None and ranks.current().first:
+            from tcil.experiments.runs.packing import check_copy
+
+            check_copy(self.store.path, self._backup, "backup")
 
     def _results_only(self) -> set[int]:
         """Tasks of which this folder has the results alone, being a copy: it resumes from a later network."""
