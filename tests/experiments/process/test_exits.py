@@ -90,6 +90,22 @@ class TestExitCodes:
             words = [sys.executable, "-m", "tcil", "run", "--nosuch"]
             assert subprocess.run(words, stderr=full, timeout=60, check=False).returncode == ExitCode.REFUSED
 
+    @pytest.mark.processes
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+    def test_output_on_a_full_device_is_a_failure(self):
+        """A table that nobody can read is not done; a reader that has read enough is no failure."""
+        with open("/dev/full", "w") as full:
+            words = [sys.executable, "-m", "tcil", "networks"]
+            ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stderr.count("cannot write the output")) == (ExitCode.FAILED, 1)
+
+    @pytest.mark.processes
+    def test_a_current_folder_that_was_deleted(self, tmp_path):
+        script = f"cd {tmp_path} && rmdir {tmp_path} && exec {sys.executable} -m tcil --version"
+        ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.startswith("tcil ")
+
     def test_ctrl_c_twice(self):
         with stopping.on_signals(signal.SIGINT):
             os.kill(os.getpid(), signal.SIGINT)

@@ -7,7 +7,7 @@ import io
 import sys
 
 from tcil.experiments.process import stopping
-from tcil.experiments.process.exits import answered
+from tcil.experiments.process.exits import ExitCode, answered
 
 
 def main() -> None:
@@ -18,6 +18,12 @@ def main() -> None:
             if isinstance(stream, io.TextIOWrapper):  # escape names that cannot be encoded
                 with contextlib.suppress(ValueError):
                     stream.reconfigure(errors="backslashreplace")
+        from tcil.experiments.cli import output
         from tcil.experiments.cli.app import app
 
-        app(prog_name="tcil")
+        try:
+            app(prog_name="tcil")
+        except SystemExit as end:
+            if output.console.lost and not end.code:
+                raise SystemExit(int(ExitCode.FAILED)) from None
+            raise

@@ -20,8 +20,11 @@ _WIDTH = 160  # of files and pipes
 class Screen(Console):
     """Prints names and paths literally, without markup, emoji or control characters.
 
-    If the reader of a pipe exits (`tcil run | head -1`) or the disk is full, work continues without output.
+    If the reader of a pipe exits (`tcil run | head -1`) or the disk is full, work continues without output. `lost` says
+    that output could not be written although someone may wait for it.
     """
+
+    lost = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
@@ -34,6 +37,7 @@ class Screen(Console):
             super().print(*objects, **options)
         except OSError as error:
             self._leave()
+            self.lost = True
             with contextlib.suppress(OSError):
                 print(f"cannot write the output ({error.strerror}): continuing without it", file=sys.stderr)
 
