@@ -92,6 +92,10 @@ class ResNet(nn.Module):
         super().__init__()
         n_classes = whole_number(n_classes, "n_classes", 1, _WIDEST)
         channels_in = whole_number(channels_in, "channels_in", 1, _WIDEST)
+        widths, depths = _sizes(widths, "widths"), _sizes(depths, "depths")
+        if len(widths) != len(depths):
+            raise invalid("depths", f"{len(depths)} numbers", f"{len(widths)}, one for each of widths")
+        stem_stride = whole_number(stem_stride, "stem_stride", 1)
         self.conv1 = nn.Conv2d(channels_in, widths[0], 3, stride=stem_stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.stages: list[str] = []
@@ -269,6 +273,8 @@ def network_factory(name: str) -> Callable[[int], ResNet]:
     >>> tcil.networks.network_factory("small_cnn")(4).fc.out_features
     4
     """
+    if not isinstance(name, str):
+        raise invalid("network", repr(name), "the name of a network")
     if name in NETWORKS:
         return NETWORKS[name]
     if name.startswith(PRETRAINED):
@@ -295,3 +301,9 @@ class _OwnNetwork:
         if not isinstance(network, nn.Module):
             raise invalid("network", f"{self.name!r}, which returned {found(network)}", _OWN)
         return cast(ResNet, network)
+
+
+def _sizes(given: object, argument: str) -> tuple[int, ...]:
+    if not isinstance(given, (tuple, list)) or not given:
+        raise invalid(argument, repr(given), "one whole number or more, such as (16, 32, 64)")
+    return tuple(whole_number(one, argument, 1, _WIDEST) for one in given)

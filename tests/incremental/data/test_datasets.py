@@ -229,6 +229,29 @@ class TestPictures:
         read = load_dataset("image-folder", tmp_path).train.images[2]
         assert (read.double() - torch.from_numpy(ramp / 257)).abs().max() <= 0.5
 
+    def test_images_that_would_be_left_out_are_told(self, tmp_path):
+        self.folder(tmp_path, {"cat": 10, "dog": 110})
+        picture(tmp_path / "test" / "eel" / "0.png", 32, seed=0)
+        with pytest.raises(ValueError, match=r"^data: got the class folders \['eel'\] in .*test, which are not in"):
+            load_dataset("image-folder", tmp_path)
+        (tmp_path / "test" / "eel" / "0.png").unlink()
+        (tmp_path / "test" / "eel").rmdir()
+        picture(tmp_path / "train" / "cat" / "more" / "0.png", 32, seed=0)
+        with pytest.raises(ValueError, match=r"^data: got .*more.0\.png, an image in a sub-folder of a class"):
+            load_dataset("image-folder", tmp_path)
+
+    def test_a_strip_does_not_fill_the_memory(self, tmp_path):
+        """Scaled to 64 pixels in height, it would have 64 million in width."""
+        self.folder(tmp_path, {"cat": 10, "dog": 110})
+        Image.new("L", (10**6, 1)).save(tmp_path / "train" / "cat" / "2.png")
+        with pytest.raises(ValueError, match=r"2\.png, which cannot be decoded \(it is 1000000 x 1 pixels, too long"):
+            load_dataset("image-folder", tmp_path, image_side=64)
+
+    @pytest.mark.parametrize("folder", [5, b"data", ["data"]])
+    def test_folders_that_are_no_paths(self, folder):
+        with pytest.raises(ValueError, match=r"^data: got .*the path of a folder"):
+            load_dataset("image-folder", folder)
+
     @pytest.mark.parametrize("kind", [np.float32, np.int32])
     def test_numbers_of_no_known_range_are_refused(self, tmp_path, kind):
         self.folder(tmp_path, {"cat": 10, "dog": 110})

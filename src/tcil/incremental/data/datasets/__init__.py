@@ -104,6 +104,8 @@ def load_dataset(
     >>> len(load_dataset("digits").test)
     898
     """
+    if folder is not None and not isinstance(folder, (str, Path)):
+        raise invalid("data", repr(folder), "the path of a folder")
     root = None if folder is None else Path(folder).expanduser()
     read = dataset_reader(
         name,

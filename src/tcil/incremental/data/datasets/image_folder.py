@@ -29,6 +29,10 @@ def load(folder: Path, image_side: int | None = None) -> Dataset:
     names = sorted(path.name for path in root.iterdir() if path.is_dir())
     if len(names) < 2:
         raise unreadable(f"{len(names)} class folders in {root}", "at least two", where)
+    others = sorted({path.name for path in test_root.iterdir() if path.is_dir()} - {*names})
+    if others:
+        what = f"the class folders {others} in {test_root}, which are not in {root}"
+        raise unreadable(what, "the same classes in both", "Add training images of them, or move them away.")
     train, test = (_part(part, names, side, where) for part in (root, test_root))
     pixels = train.images.float().div_(255)
     mean, std = (pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3)).clamp(min=1e-3))
@@ -56,6 +60,10 @@ def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
         files = sorted(p for p in require(root / name, where).iterdir() if p.suffix.lower() in ENDINGS)
         if not files:
             raise unreadable(f"no image in {root / name}", "at least one of every class", where)
+        below = (sub for sub in (root / name).iterdir() if sub.is_dir() and not sub.name.startswith("."))
+        deeper = next((p for sub in below for p in sub.iterdir() if p.suffix.lower() in ENDINGS), None)
+        if deeper is not None:
+            raise unreadable(f"{deeper}, an image in a sub-folder of a class", "images in class folders only", where)
         paths += files
         labels += [label] * len(files)
     return ImageSet(decode(paths, side, root / f"cache-{side}.safetensors"), torch.tensor(labels))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Raster formats that Pillow reads itself; for others, such as EPS, it starts external programs.
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 BICUBIC = "BICUBIC"  # default resampling method; others of Pillow's are possible, such as "BOX"
+_MOST_PIXELS = 10**8  # of a scaled image, before its middle is taken
 _DEEP = 257  # 65535 / 255
 
 
@@ -94,6 +95,8 @@ def _read(content: bytes, path: Path, side: int, scaling: str) -> np.ndarray[tup
             if picture.size != (side, side):
                 scale = side / min(picture.size)
                 size = tuple(max(side, round(length * scale)) for length in picture.size)
+                if size[0] * size[1] > _MOST_PIXELS:  # a long strip of few pixels
+                    raise ValueError(f"it is {picture.size[0]} x {picture.size[1]} pixels, too long a strip")
                 picture = picture.resize((size[0], size[1]), Image.Resampling[scaling])
                 left, top = ((length - side) // 2 for length in picture.size)
                 picture = picture.crop((left, top, left + side, top + side))
