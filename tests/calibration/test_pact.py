@@ -580,6 +580,19 @@ class TestReserve:
             )
         assert not seen
 
+    def test_exemplars_are_no_reserve(self):
+        """They were trained on: their confidence is that of memorised images."""
+        world, memory, valid, reserve = self.drawn(2)
+        old = memory[1] < OLD
+        seen = []
+        world.model.register_forward_hook(lambda *_: seen.append(1))
+        kept = memory[0][old].numpy(), memory[1][old].numpy()
+        with pytest.raises(ValueError, match=r"^reserve: got .* also in memory; expected .*never trained"):
+            tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=kept)
+        assert not seen
+        mixed = tuple(torch.cat([part, held[old][:1]]) for part, held in zip(reserve, memory, strict=True))
+        assert tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=mixed).result_.n_reserve == 9
+
     def test_stored_with_the_rest(self, tmp_path):
         world, memory, valid, reserve = self.drawn(2)
         fitted = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=reserve)

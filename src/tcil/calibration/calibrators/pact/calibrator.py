@@ -254,7 +254,7 @@ class PACT(Calibrator[PACTResult]):
             where there are no old classes.
         reserve : pair of tensors or arrays, Dataset or DataLoader, optional
             Images of old classes that were never trained on, with their labels. Those of new classes are not used: the
-            validation set serves them.
+            validation set serves them. If most of a reserve of tensors is also in a memory of tensors, it is refused.
         history : dict, optional
             `history_` of the PACT of the task before; without it nothing is remembered.
         classes, columns : iterable of int, optional
@@ -287,6 +287,8 @@ class PACT(Calibrator[PACTResult]):
                     imbalance_ratio(given, names, new)
                     if spare is not None and spare.labels is not None:
                         label_columns(spare.labels, names, "reserve labels", len(names), spare.doubt)
+                if spare is not None and spare.labels is not None and held.labels is not None:
+                    _check_unseen(spare, held)
             evidence = self._t_cil().evidence(
                 model, memory, valid, new, classes=classes, columns=columns, features=features, unpack=unpack,
                 max_batches=max_batches,
@@ -345,6 +347,16 @@ class PACT(Calibrator[PACTResult]):
         result = _result(beliefs, now, ratio, verdicts, (*remembered, *pieces), evidence.result, kept)
         beliefs.informed = informed  # what the reserve said is not handed on
         return result, beliefs
+
+
+def _check_unseen(reserve: ExampleStream, memory: ExampleStream) -> None:
+    """Raise if most images of the reserve are exemplars, which training has memorised; both are tensors."""
+    known = {row.numpy().tobytes() for inputs, _ in memory for row in inputs.cpu()}
+    rows = [row.numpy().tobytes() for inputs, _ in reserve for row in inputs.cpu()]
+    trained = sum(row in known for row in rows)
+    if 2 * trained > len(rows):
+        given = f"{trained} of {len(rows)} images that are also in memory"
+        raise invalid("reserve", given, "images of old classes that were never trained on")
 
 
 def _check_history_of(model: nn.Module, history: History | None) -> None:
