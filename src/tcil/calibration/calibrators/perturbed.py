@@ -268,9 +268,7 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
                 def logits_at(noise: float) -> Tensor:
                     if frozen:
                         generator.manual_seed(self.seed)
-                    noisy = stream_logits(
-                        classifier, stream, lambda x: x + noise * torch.randn(x.shape, generator=generator).to(x)
-                    )
+                    noisy = stream_logits(classifier, stream, lambda x: x + noise * _drawn(x, generator))
                     return pick_columns(noisy[0], len(names), places)
 
                 def accuracy_at(noise: float) -> float:
@@ -434,3 +432,13 @@ def _simplex(
 
 def _by_miss(vertex: _Vertex) -> float:
     return vertex.miss
+
+
+def _drawn(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard normal noise in the shape of a batch; every example gets the same in batches of any size.
+
+    torch draws normal numbers in blocks of 16, so each example takes whole blocks.
+    """
+    size = x[0].numel()
+    rows = torch.randn(len(x), -(-size // 16) * 16, generator=generator, dtype=torch.float32)
+    return rows[:, :size].reshape(x.shape).to(x)
