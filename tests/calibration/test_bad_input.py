@@ -245,6 +245,9 @@ class TestLogits:
         first = tcil.FirstTaskTemperatureScaling().fit([[2.0, 0.5], [0.1, 1.0], [0.7, 0.2]], [0, 1, 1])
         with pytest.raises(ValueError, match=r"classes: got None; expected the classes seen so far"):
             tcil.FirstTaskTemperatureScaling().fit(history=first.history_)
+        for verdict in ([], {}, None, "nonsense"):
+            with pytest.raises(ValueError, match=r"^history: got .*history_ of an earlier FirstTask"):
+                tcil.FirstTaskTemperatureScaling().fit(history={**first.history_, "verdict": verdict}, classes=range(2))
 
 
 class TestOptions:

@@ -139,6 +139,20 @@ class TestWeights:
         assert tcil.TCIL.load(path, model=other, force=True).temperature_ == loaded.temperature_
         loaded.wrap(other, force=True)
 
+    @pytest.mark.parametrize("name", ["TCIL", "TemperatureScaling"])
+    @pytest.mark.parametrize("model", [5, "model.pt", {}, torch.nn.Linear], ids=repr)
+    def test_what_is_no_module_is_refused(self, fitted, tmp_path, name, model):
+        calibrator = fitted[1][name]
+        path = calibrator.save(tmp_path / "c.json")
+        for call in (
+            lambda: tcil.load(path, model=model),
+            lambda: calibrator.check_weights(model),
+            lambda: calibrator.wrap(model),
+            lambda: calibrator.save(path, model=model),
+        ):
+            with pytest.raises(ValueError, match=r"^model: got .*; expected a torch\.nn\.Module"):
+                call()
+
     def test_logits_calibrators_record_the_model_on_request(self, fitted, tmp_path):
         task, calibrators = fitted
         path = calibrators["TemperatureScaling"].save(tmp_path / "c.json", model=task.model)

@@ -165,6 +165,10 @@ def test_asking_has_a_number_of_its_own():
         cheapest_decision(PROBS, asking, ask=1)
     with pytest.raises(ValueError, match="a whole number"):
         cheapest_decision(PROBS, asking, ask="person")
+    for ask in (2**63, -(2**63) - 1):
+        with pytest.raises(ValueError, match=r"^ask: got .*at most 64 bits"):
+            cheapest_decision(PROBS, asking, ask=ask)
+    assert cheapest_decision(PROBS, 1 - np.eye(3), ask=2**63 - 1).tolist() == [0, 1, 2, 1]
     assert cheapest_decision(PROBS, 1 - np.eye(3), ask=1).tolist() == [0, 1, 2, 1]  # nobody can be asked
 
 

@@ -115,6 +115,12 @@ def test_smooth_ece_of_an_even_gap_is_the_gap():
     assert metrics.smooth_calibration_error(probs, wrong) == pytest.approx(0.4, abs=1e-6)
 
 
+@pytest.mark.parametrize("n", [1, 2, 7, 100])
+def test_smooth_ece_of_confidence_1_that_is_always_wrong_is_1(n):
+    assert metrics.smooth_calibration_error([[0.0, 1.0]] * n, [0] * n) == pytest.approx(1, abs=1e-9)
+    assert metrics.smooth_calibration_error([[1e-320, 1.0]] * n, [0] * n) == pytest.approx(1, abs=1e-9)
+
+
 def test_debiased_ece_is_unbiased():
     """Over many draws of honest labels the mean square is 0; and a gap of 0.2 is found in few samples."""
     rng, probs = np.random.default_rng(0), np.tile([0.7, 0.3], (20, 1))

@@ -54,6 +54,8 @@ def cheapest_decision(
     matrix = np.array(checked_costs(costs, rows.shape[1], asking=True))
     if isinstance(ask, bool) or not isinstance(ask, int | np.integer):
         raise invalid("ask", repr(ask), "a whole number")
+    if not -(2**63) <= ask < 2**63:
+        raise invalid("ask", f"{ask}", "a whole number of at most 64 bits")
     if matrix.shape[1] > matrix.shape[0] and ask in names:
         raise invalid("ask", f"{ask}, which is a class", "a number that is no label")
     labels = np.array([*names, ask])

@@ -258,6 +258,8 @@ def _smooth(s: Sample) -> float:
 
     if at(_NARROWEST) <= _NARROWEST:
         return at(_NARROWEST)
+    if at(1.0) >= 1:  # every sample incorrect with confidence 1; only rounding takes it above
+        return 1.0
     return float(brentq(lambda width: at(width) - width, _NARROWEST, 1.0, xtol=1e-9))
 
 

@@ -54,7 +54,7 @@ def noise_floor(
     """The ECE that a perfectly calibrated model with these confidences would have on a set of this size.
 
     It is the mean over `n_draws` sets of labels drawn from the confidences. An ECE near it cannot be distinguished from
-    zero.
+    zero. Labels are drawn row by row, so other orders of the rows are other draws.
 
     Parameters
     ----------
@@ -168,7 +168,8 @@ def calibration_estimate(
 
     ECE is biased upward: sampling noise alone makes it positive, and resampling adds the same bias again. The interval
     is therefore the reflected one, [2 ece - q_high, 2 ece - q_low] clipped at 0, which removes that bias. It estimates
-    the error of the model and may lie below the ECE of this set.
+    the error of the model and may lie below the ECE of this set. Rows are drawn by their position, so other orders of
+    the rows are other draws.
 
     Parameters
     ----------

@@ -499,6 +499,23 @@ class TestLoaders:
             _ = calibrator.temperature_
 
 
+@pytest.mark.parametrize("length", [-1, "three", RuntimeError("not known yet")], ids=repr)
+def test_a_length_that_cannot_be_had_is_none(length):
+    batch = torch.randn(6, 2), torch.arange(6) % 2
+
+    class Loader:
+        def __iter__(self):
+            return iter([batch])
+
+        def __len__(self):
+            if isinstance(length, Exception):
+                raise length
+            return length
+
+    logits, labels = tcil.predict_logits(nn.Linear(2, 2), Loader())
+    assert (logits.shape, labels.tolist()) == ((6, 2), batch[1].tolist())
+
+
 def test_a_loader_may_reuse_its_buffers():
     """Batches of a loader that fills the same memory again, as preallocating loaders do."""
     x, y = torch.randn(100, 8, generator=torch.Generator().manual_seed(0)), torch.arange(100) // 25

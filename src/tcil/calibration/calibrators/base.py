@@ -316,8 +316,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         if dtype not in (torch.float32, torch.float64):
             raise invalid("dtype", repr(dtype), "torch.float64 or torch.float32")
         shift = None if prior is None else log_prior_of(prior, state.classes)
-        if not isinstance(model, nn.Module):
-            raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits")
+        _check_module(model)
         if not force:
             self.check_weights(model)
         width = None if wider_head or force else (state.head_width or len(state.classes))
@@ -336,6 +335,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             The network to compare.
         """
         state = self._fit_state
+        _check_module(model)
         stored = state.model_hash
         if stored is None:
             return
@@ -518,6 +518,11 @@ class SingleTemperature(Calibrator[Result]):
     @staticmethod
     def _map(temperature: float) -> TemperatureMap:
         return TemperatureMap(torch.tensor(temperature, dtype=torch.float64))
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits")
 
 
 def _plain_options(calibrator: Calibrator) -> Mapping[str, Any]:

@@ -186,7 +186,7 @@ class FirstTaskTemperatureScaling(SingleTemperature[TemperatureFit]):
             and 0 < temperature < math.inf
             and memo.get("calibrator") == type(self).__name__
         )
-        if not sound or verdict not in set(Verdict):
+        if not sound or verdict not in list(Verdict):
             raise invalid("history", repr(history)[:80], "history_ of an earlier FirstTaskTemperatureScaling")
         if classes is None and logits is None:
             raise invalid("classes", "None", "the classes seen so far, such as range(20), or this task's logits")

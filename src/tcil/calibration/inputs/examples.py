@@ -391,7 +391,7 @@ def _length(loader: object) -> int:
     """The length of a loader; 0 if it has none."""
     try:
         return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError, AttributeError):
+    except Exception:  # it may be the user's own; without a length, batches are counted
         return 0
 
 
