@@ -21,6 +21,7 @@ from tcil.calibration.calibrators.maps import (
     EnsembleMap,
     GroupTemperatureMap,
     IsotonicMap,
+    PriorAdjustedMap,
     TemperatureMap,
     interpolated,
 )
@@ -124,6 +125,24 @@ class TestEveryCalibrator:
 def test_load_finds_the_class_by_itself(fitted, tmp_path):
     path = fitted[1]["EnsembleTemperatureScaling"].save(tmp_path / "c.json")
     assert isinstance(tcil.load(path), tcil.EnsembleTemperatureScaling)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("example", ["plain", "masked", "overtaken"])
+def test_a_trace_does_not_depend_on_its_example(example):
+    """It holds for rows that PACT's bias would give to another class, and for masked ones."""
+    rows = {
+        "plain": [[4.0, 0.0, 0.5], [0.1, 3.0, 0.2]],
+        "masked": [[4.0, -torch.inf, 0.5], [0.1, 3.0, -1e9]],
+        "overtaken": [[1.0, 0.0, 1.5], [0.2, 1.0, 1.1]],  # old classes gain 2
+    }
+    flags, numbers = torch.tensor([False, False, True]), torch.tensor([1.5, 2.0], dtype=torch.float64)
+    mapping = PriorAdjustedMap(numbers[0], numbers[1], flags, torch.tensor(True))
+    traced = torch.jit.trace(mapping, torch.tensor(rows[example]), check_trace=False)
+    for other in rows.values():
+        logits = torch.tensor(other)
+        assert torch.allclose(traced(logits).exp(), mapping(logits).exp(), atol=1e-12)
+        assert torch.equal(traced(logits).argmax(dim=1), logits.argmax(dim=1))
 
 
 class TestWeights:

@@ -121,6 +121,11 @@ def refuse_hidden(value: object, argument: str) -> None:
         )
 
 
+def recorded() -> bool:
+    """Whether a graph is recorded, which cannot branch on values: no work may be skipped for those of the example."""
+    return torch.compiler.is_compiling() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
+
+
 def mask_out(logits: Tensor) -> Tensor:
     """The logits (N, K) with -inf for every masked class; the same tensor if none is masked."""
     return find_masked(logits)[0]
@@ -128,8 +133,7 @@ def mask_out(logits: Tensor) -> Tensor:
 
 def find_masked(logits: Tensor) -> tuple[Tensor, bool]:
     """The logits as by `mask_out`, and False if certainly no class is masked."""
-    # An exported graph cannot branch on values, so there the work is never skipped.
-    if not torch.compiler.is_compiling():
+    if not recorded():
         seen = logits.detach() if logits.requires_grad else logits
         least = float(seen.min()) if seen.numel() else 0.0
         if not least <= _MASKS_BEGIN:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tcil.foundation.arrays import find_masked, places_in
+from tcil.foundation.arrays import find_masked, places_in, recorded
 from tcil.foundation.errors import invalid
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -57,15 +57,10 @@ def _within_float32(z: Tensor) -> Tensor:
     """float64 logits in float32; a row that overflows there is shifted and clamped first, which keeps its softmax."""
     least = torch.finfo(torch.float32).min
     fits = (z == -torch.inf) | (z.abs() <= -least)
-    if not torch.compiler.is_compiling() and bool(fits.all()):
+    if not recorded() and bool(fits.all()):
         return z.float()
     shifted = (z - z.amax(dim=1, keepdim=True)).clamp(min=least).masked_fill(z == -torch.inf, -torch.inf)
     return torch.where(fits.all(dim=1, keepdim=True), z, shifted).float()
-
-
-def _is_recorded() -> bool:
-    """Whether operators are recorded for later inputs, so that no result may pass through Python numbers or numpy."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def log_softmax_at(z: Tensor, temperature: Tensor, top: Tensor | None = None) -> Tensor:
@@ -74,7 +69,7 @@ def log_softmax_at(z: Tensor, temperature: Tensor, top: Tensor | None = None) ->
     `top` is the argmax of each row of z, where it is known.
     """
     scaled = z / temperature
-    if torch.compiler.is_compiling() or not _has_finite_maximum(scaled):
+    if recorded() or not _has_finite_maximum(scaled):
         fine = torch.isfinite(scaled.amax(dim=1, keepdim=True))
         scaled = torch.where(fine, scaled, (z - z.amax(dim=1, keepdim=True)) / temperature)
     return keep_argmax(torch.log_softmax(scaled, dim=1), z, top)
@@ -89,7 +84,7 @@ def _has_finite_maximum(values: Tensor) -> bool:
 
 def keep_argmax(log_probs: Tensor, z: Tensor, top_of_z: Tensor | None = None) -> Tensor:
     """Give the class of the largest logit a minimal margin in rows where rounding made another class as probable."""
-    if not torch.compiler.is_compiling():
+    if not recorded():
         most_probable = log_probs.argmax(dim=1)
         if torch.equal(most_probable, z.argmax(dim=1) if top_of_z is None else top_of_z):
             return log_probs
@@ -218,7 +213,7 @@ class GroupTemperatureMap(CalibrationMap):
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
         z, top = wide(logits, self.dtype)[0], logits.argmax(dim=1)
-        if not _is_recorded() and len(top) == 1:  # by numbers, which takes half as long
+        if not recorded() and len(top) == 1:  # by numbers, which takes half as long
             temperature = self.temperatures[int(self.is_new[int(top)])]
         else:
             temperature = self.temperatures[self.is_new[top].long()][:, None]
@@ -272,12 +267,12 @@ class PriorAdjustedMap(CalibrationMap):
     def _kept(self, log_q: Tensor, z: Tensor) -> Tensor:
         """The log of q; if predictions are kept, the class of the largest z is the most probable one."""
         top, leading = z.argmax(dim=1, keepdim=True), log_q.argmax(dim=1, keepdim=True)
-        if not torch.compiler.is_compiling() and (torch.equal(leading, top) or not bool(self.keep)):
+        if not recorded() and (torch.equal(leading, top) or not bool(self.keep)):
             return log_q
         overtaken = self.keep & (leading != top)
         alive = z != -torch.inf
         n = alive.sum(dim=1, keepdim=True).to(z.dtype)
-        mine = torch.zeros_like(log_q, dtype=torch.bool).scatter(1, top, True)
+        mine = torch.arange(log_q.shape[1], device=log_q.device) == top
         # Rows that need no change are replaced: a logarithm of zero there would make their gradients NaN.
         rows = torch.where(overtaken, log_q, (-n.log()).expand_as(log_q))
         # With these margins, rounding the probabilities to float32 does not change the prediction.
@@ -362,7 +357,7 @@ class IsotonicMap(CalibrationMap):
 
 def interpolated(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     """The piecewise linear function through the knots at x; constant outside them."""
-    if x.device.type == "cpu" and not x.requires_grad and not _is_recorded():
+    if x.device.type == "cpu" and not x.requires_grad and not recorded():
         # One call instead of twelve operators, each of which takes longer to call than to compute for a single image.
         return torch.from_numpy(np.interp(x.numpy(), knots.numpy(), values.numpy()))
     return _interpolated(x, knots, values)
