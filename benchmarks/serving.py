@@ -26,7 +26,7 @@ import tcil
 from benchmarks import ledger
 from tcil.networks import resnet32
 
-CLASSES, BATCHES, ROUNDS, GOAL = 100, (1, 8, 128), 25, 0.01
+CLASSES, BATCHES, ROUNDS, GOAL = 100, (1, 8, 128), 60, 0.01
 COMMAND = "python -m benchmarks.serving --out docs/results/serving.json"
 
 

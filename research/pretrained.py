@@ -145,7 +145,7 @@ def keep(folder: Path) -> None:
     from tcil.experiments.reporting.collect import read_runs
 
     for run in read_runs([folder]):
-        if "tune=last" in run.settings.network:
+        if "tune=last" in (run.settings.network or ""):
             keep_last(run)
             continue
         rows = [
