@@ -141,7 +141,7 @@ def measure(folder: Path, data: Path | None) -> None:
 
 
 def keep(folder: Path) -> None:
-    """Take over the rows that a finished run has stored."""
+    """Take over the rows that a finished run has stored; rows kept before that it does not have stay."""
     from tcil.experiments.reporting.collect import read_runs
 
     for run in read_runs([folder]):
@@ -151,10 +151,22 @@ def keep(folder: Path) -> None:
         rows = [
             {name: _kept(row) for name, row in task.calibrators.items() if row.ece is not None} for task in run.tasks
         ]
-        text = json.dumps({"settings": run.settings.record(), "tasks": rows}, indent=1, sort_keys=True)
+        path = KEPT / f"{folder.name}.json"
+        record = {"settings": run.settings.record(), "tasks": _joined(_read(path).get("tasks", []), rows)}
         make_folder(KEPT)
-        replace_file(KEPT / f"{folder.name}.json", f"{text}\n".encode())
+        replace_file(path, f"{json.dumps(record, indent=1, sort_keys=True)}\n".encode())
         print(f"kept {folder.name}: {len(rows)} tasks")
+
+
+def _joined(kept: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a run beside those kept before, if the run was made again with some calibrators and is the same."""
+    if not kept:
+        return list(rows)
+    same = ("accuracy", "ece")
+    for old, new in zip(kept, rows, strict=True):
+        found = [{name: task["vanilla"][name] for name in same} for task in (old, new)]
+        assert found[0] == found[1], f"another network: {found}"
+    return [{**old, **new} for old, new in zip(kept, rows, strict=True)]
 
 
 def keep_last(run: StoredRun) -> None:
