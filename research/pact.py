@@ -8,6 +8,7 @@
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 with and without it
     python -m research.pact constants             # PACT's constants, from the development runs of round one
     python -m research.pact tables NAME [WORLD...]  # every table of what is kept in docs/results/pact/NAME
+    python -m research.pact candidates            # the test of round three: F3 and F4
     python -m research.pact page                  # the tables of docs/pact.md, from what is kept
 
 Every method turns what is known after a task into probabilities of the test images. Where a development run has no
@@ -747,6 +748,48 @@ def intervals(records: Sequence[dict[str, Any]], known: set[str]) -> list[str]:
     return lines
 
 
+CANDIDATES = {  # of round three, and what each is compared with
+    "PACT, T by the spread": "PACT",
+    "PACT, T partly by the spread": "PACT",
+    "PACT-R, T by the spread": "PACT-R",
+    "PACT-R, T partly by the spread": "PACT-R",
+    "PACT-R, Bennett": "PACT-R",
+}
+WORST_LEARNER = 0.5
+
+
+def candidates(records: Sequence[dict[str, Any]]) -> list[str]:
+    """The protocol's test of each candidate, on the worlds of round three."""
+    worlds = {"F3": 103, "F4": 104}
+    parts = {name: [r for r in records if r["about"]["seed"] == seed] for name, seed in worlds.items()}
+    both = [record for part in parts.values() for record in part]
+    lines = [
+        "| candidate | pooled, F3 | F4 | by group | harm above 1 (before) | worst learner | confirmed |",
+        "|" + "---|" * 7,
+    ]
+    for ours, other in CANDIDATES.items():
+
+        def less(part: Sequence[dict[str, Any]], key: str, ours: str = ours, other: str = other) -> list[float]:
+            return each_learner(part, lambda r: mean(r, ours, key) - mean(r, other, key))
+
+        pooled, group = [less(part, "pooled")[0] for part in parts.values()], less(both, "group")[0]
+        harm = [harmful_large(both, name) for name in (ours, other)]
+        named = zip(less(both, "pooled")[1:], learners(both), strict=True)
+        worst, learner = max(named)
+        passed = max(pooled) < 0 and group <= 0 and harm[0] <= harm[1] and worst <= WORST_LEARNER
+        lines.append(
+            f"| {ours} | {pooled[0]:+.2f} | {pooled[1]:+.2f} | {group:+.2f} | {harm[0]} ({harm[1]}) |"
+            f" {learner.upper()} {worst:+.2f} | {'yes' if passed else 'no'} |"
+        )
+    return lines
+
+
+def harmful_large(records: Sequence[dict[str, Any]], name: str) -> int:
+    """Tasks with a large test set whose harm is above 1, with an interval above 0."""
+    states = [s for record in records for s in record["states"] if "harm" in s and s["n_test"] >= HARM_FROM]
+    return sum(s["harm"][name][0] > 1 and s["harm"][name][1] > 0 for s in states)
+
+
 # constants --------------------------------------------------------------------------------------------------------
 
 FITTED = (
@@ -879,6 +922,7 @@ def main() -> None:
     tables.add_argument("name", choices=kept)
     tables.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     commands.add_parser("constants")
+    commands.add_parser("candidates")
     commands.add_parser("page")
     given = parser.parse_args()
     if given.command == "train":
@@ -900,6 +944,8 @@ def main() -> None:
         records = stored(given.name)
         chosen = [record for record in records if not given.worlds or record["about"]["seed"] in seeds]
         print("\n".join(summary(chosen)))
+    elif given.command == "candidates":
+        print("\n".join(candidates(stored("final"))))
     elif given.command == "constants":
         constants()
     else:
