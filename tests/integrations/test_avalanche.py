@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import re
 from collections import Counter
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 import tcil
+from conftest import ROOT
 from integrations.conftest import need, seed_everything
 
 pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
@@ -82,6 +85,8 @@ class Counting:
 
     def before_backward(self, strategy, **kwargs):
         self.labels.update(strategy.mb_y.tolist())
+        if getattr(strategy, "replay_loader", None) is not None:  # that of ER_ACE
+            self.labels.update(strategy.mb_buffer_y.tolist())
 
 
 def test_the_same_temperature_as_without_avalanche(benchmark, growing):
@@ -255,12 +260,31 @@ class TestRefusals:
         from avalanche.training.supervised import ER_ACE
 
         strategy, _ = strategy_of(growing, [plugin_of(benchmark.valid_stream, tcil.PACT())], kind=ER_ACE, mem_size=60)
-        with pytest.raises(ValueError, match="ER_ACE keeps its memory outside the minibatch; expected a number"):
+        with pytest.raises(
+            ValueError, match="ER_ACE keeps its memory outside the minibatch; expected a number"
+        ) as told:
             strategy.train(benchmark.train_stream[0])
+        assert "function of the strategy" in str(told.value)  # both ways out
+        assert "calibrator=tcil.TCIL()" in str(told.value)
         plugin = plugin_of(benchmark.valid_stream, tcil.PACT(), imbalance=2.5)
         strategy, _ = strategy_of(growing, [plugin], kind=ER_ACE, mem_size=60)
         strategy.train(benchmark.train_stream[:2])
         assert plugin.calibrator.result_.imbalance == 2.5
+
+    def test_or_a_function_that_computes_the_imbalance(self, benchmark, growing):
+        """The one in docs/integrations.md, compared with a count of what ER_ACE draws."""
+        from avalanche.training.supervised import ER_ACE
+
+        page = (ROOT / "docs" / "integrations.md").read_text()
+        (shown,) = re.findall(r"^```python\n(def drawn.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+        space = {"CalibrationPlugin": plugin_of, "benchmark": benchmark, "tcil": tcil}
+        exec(compile(shown, "docs/integrations.md", "exec"), space)
+        plugin, count = space["plugin"], Counting()
+        count.before_training_exp = lambda strategy, **kwargs: count.labels.clear()
+        strategy, _ = strategy_of(growing, [plugin, count], kind=ER_ACE, mem_size=60)
+        strategy.train(benchmark.train_stream)
+        old, new = (sum(count.labels[label] for label in group) / len(group) for group in ((0, 1, 2, 3), (4, 5)))
+        assert plugin.calibrator.result_.imbalance == pytest.approx(new / old, rel=0.1)
 
     def test_a_loop_that_shows_no_exemplars(self, benchmark, growing):
         memory = replay()
@@ -298,3 +322,60 @@ def test_evaluations_before_the_fit_are_left_alone(benchmark, growing):
     strategy.train(benchmark.train_stream[0], eval_streams=[benchmark.test_stream[:1]])
     values = strategy.evaluator.all_metric_results["ECE_Stream/eval_phase/test_stream/Task000"][1]
     assert len(values) <= 1  # four evaluations, of which at most the last is of a calibrated network
+
+
+def test_the_default_is_pact(avalanche):
+    assert repr(plugin_of([])) == "CalibrationPlugin(PACT())"
+
+
+def test_a_group_without_predictions_is_nan_not_the_value_before(benchmark, growing):
+    """Avalanche's `eval` returns the last value of each metric: one that is left out repeats an earlier one."""
+    plugin = plugin_of(benchmark.valid_stream)
+    strategy, _ = strategy_of(growing, [replay(), plugin])
+    strategy.train(benchmark.train_stream[0])
+    end = "/eval_phase/test_stream/Task000"
+    scores = strategy.eval(benchmark.test_stream[:1])
+    assert math.isnan(scores[f"ECE_PredictedOld_Stream{end}"])  # there are no old classes
+    assert math.isnan(scores[f"ECE_PredictedOld_Exp{end}/Exp000"])
+    strategy.train(benchmark.train_stream[1])
+    scores = strategy.eval(benchmark.test_stream[:2])
+    assert not math.isnan(scores[f"ECE_PredictedNew_Stream{end}"])
+    with torch.no_grad():
+        growing[2].classifier.bias[2:] -= 1e3  # everything is predicted as an old class
+    scores = strategy.eval(benchmark.test_stream[:2])
+    for name in (f"ECE_PredictedNew_Stream{end}", f"ECE_PredictedNew_Exp{end}/Exp001"):
+        assert math.isnan(scores[name]), name
+    assert 0 <= scores[f"ECE_PredictedOld_Stream{end}"] <= 1
+
+
+def test_columns_of_the_calibrated_model_are_in_order_of_arrival(avalanche, blob_tasks):
+    """The line of docs/integrations.md that turns columns into labels."""
+    from avalanche.benchmarks import tensors_benchmark
+
+    train, valid, test = zip(*reversed(blob_tasks), strict=True)
+    benchmark = tensors_benchmark(
+        train_tensors=train, test_tensors=test, task_labels=[0] * 3, other_streams_tensors={"valid": valid}
+    )
+    seed_everything()
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 6))
+    plugin = plugin_of(benchmark.valid_stream)
+    strategy, _ = strategy_of(model, [replay(), plugin])
+    strategy.train(benchmark.train_stream)
+    page = (ROOT / "docs" / "integrations.md").read_text()
+    (line,) = re.findall(r"^labels = .*plugin.classes.*$", page, flags=re.MULTILINE)
+    x, _ = tensors_of(benchmark.test_stream[0].dataset)
+    with torch.no_grad():
+        space = {"torch": torch, "plugin": plugin, "log_probabilities": plugin.wrap(strategy).eval()(x)}
+        exec(line, space)
+        assert torch.equal(space["labels"], model(x).argmax(dim=1))
+
+
+def test_a_model_is_not_wrapped_before_the_first_fit(benchmark, growing):
+    plugin = plugin_of(benchmark.valid_stream)
+    strategy, _ = strategy_of(growing, [replay(), plugin])
+    with pytest.raises(tcil.NotFittedError, match="is not fitted yet: train the strategy"):
+        plugin.wrap(strategy)
+    strategy.train(benchmark.train_stream[0])
+    plugin.before_training_exp(strategy)
+    with pytest.raises(tcil.NotFittedError, match="the weights have changed since the last fit"):
+        plugin.wrap(strategy)

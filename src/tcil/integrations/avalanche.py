@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tcil.calibration.calibrators import TCIL, CalibratedModel, Calibrator
+from tcil.calibration.calibrators import PACT, CalibratedModel, Calibrator
 from tcil.calibration.calibrators.arguments import positive
 from tcil.calibration.inputs.examples import Examples
 from tcil.foundation.errors import NotFittedError, invalid
@@ -48,7 +49,8 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
     are not changed.
 
     For each evaluated experience and stream it publishes `ECE_Exp` and `ECE_Stream`, `ECE_PredictedOld_*` and
-    `ECE_PredictedNew_*` for samples predicted as old and as new classes, and `ECE_Uncalibrated_*`.
+    `ECE_PredictedNew_*` for samples predicted as old and as new classes (NaN without such samples), and
+    `ECE_Uncalibrated_*`.
 
     The plugin must come after the one that fills the memory: `plugins=[ReplayPlugin(...), CalibrationPlugin(...)]`.
     Strategies such as `Replay` append theirs behind yours: write `Naive(plugins=[ReplayPlugin(...), ...])` instead.
@@ -61,11 +63,11 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
         images are sorted by class.
         Or a function of a training experience that returns its held-out data.
     calibrator : Calibrator, optional
-        Default: `tcil.TCIL()`. One that learns from task to task, such as `tcil.PACT()`, keeps its history.
+        Default: `tcil.PACT()`. One that learns from task to task, as PACT does, keeps its history.
     imbalance : float or callable, optional
         For PACT: images of a new class that training presented for each one of an old class, or a function of the
-        strategy that returns it. Default: as counted in minibatches. Required if a strategy keeps its memory outside
-        the minibatch, as ER_ACE does.
+        strategy that returns it, called after each experience that has old classes. Default: as counted in
+        minibatches. Required if a strategy keeps its memory outside the minibatch, as ER_ACE does.
     memory : callable, optional
         A function of the strategy that returns the exemplars. Default: the buffer of the first plugin that has a
         `storage_policy`, or that of the strategy, with evaluation transforms.
@@ -79,7 +81,8 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
     presented : Counter
         How often images of each class were presented in the last experience.
     new_classes, classes : list of int
-        The classes of the last experience, and all classes so far, in the order of the calibrator.
+        The classes of the last experience, and all classes so far in order of arrival. Columns of the calibrated model
+        are in the order of `classes`.
 
     Examples
     --------
@@ -106,7 +109,7 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
             raise invalid("valid", type(valid).__name__, "a stream of held-out experiences, or a function", advice)
         if memory is not None and not callable(memory):
             raise invalid("memory", type(memory).__name__, "a function of the strategy that returns the exemplars")
-        self.calibrator = checked_calibrator(TCIL() if calibrator is None else calibrator)
+        self.calibrator = checked_calibrator(PACT() if calibrator is None else calibrator)
         self.imbalance = imbalance if imbalance is None or callable(imbalance) else positive(imbalance, "imbalance")
         self.presented: Counter[int] = Counter()
         self.new_classes: list[int] = []
@@ -189,6 +192,7 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
     def wrap(self, strategy: Any, **options: Any) -> CalibratedModel:
         """The strategy's model with calibrated log-probabilities over `classes`.
 
+        Column i belongs to the label `plugin.classes[i]`, in order of arrival, so a column is in general not the label.
         Classes by which an evaluation has widened the head are left out. Avalanche's growing heads have buffers that
         grow too, so `calibrator.wrap(model)` would refuse the model; this method accepts it.
 
@@ -202,10 +206,13 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
         Returns
         -------
         tcil.results.CalibratedModel
-            The network is shared, not copied.
+            The network is shared, not copied: further training changes it. Wrap it again after the next experience.
         """
+        if not self.classes:
+            raise NotFittedError("CalibrationPlugin is not fitted yet: train the strategy on an experience first")
         if not self._current:
-            raise NotFittedError("CalibrationPlugin: no experience has been trained to its end since the last change")
+            message = "the weights have changed since the last fit, and the experience has not been trained to its end"
+            raise NotFittedError(f"CalibrationPlugin: {message}")
         return self.calibrator.wrap(strategy.model, force=True, **options)
 
     def result(self) -> None:
@@ -235,13 +242,15 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
         Returns
         -------
         dict
-            "ECE", "ECE_Uncalibrated", and "ECE_PredictedOld" and "ECE_PredictedNew" where there are such samples.
+            "ECE", "ECE_Uncalibrated", "ECE_PredictedNew" and "ECE_PredictedOld". The last two are NaN if no sample is
+            predicted as such a class: Avalanche would repeat the value of an earlier evaluation if there were none.
         """
         probs = self.calibrator.predict_proba(logits)
         groups = predicted_groups(probs, self.new_classes, classes=self.classes)
         ece = expected_calibration_error(probs, labels, classes=self.classes, groups=groups)
         plain = torch.softmax(logits.double(), dim=1)
-        named = {f"ECE_Predicted{group.capitalize()}": float(value) for group, value in ece.by_group.items()}
+        found = {"new": math.nan, "old": math.nan, **ece.by_group}
+        named = {f"ECE_Predicted{group.capitalize()}": float(value) for group, value in found.items()}
         before = expected_calibration_error(plain, labels, classes=self.classes)
         return {"ECE": float(ece), "ECE_Uncalibrated": float(before), **named}
 
@@ -286,6 +295,8 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
         return self.imbalance is None and needs_imbalance(self.calibrator)
 
     def _ratio(self, strategy: Any, seen: list[int], new: list[int]) -> float | None:
+        if callable(self.imbalance) and set(seen) <= set(new):
+            return None  # no old classes: the user's formula may divide by their number
         if self.imbalance is not None:
             given = self.imbalance(strategy) if callable(self.imbalance) else self.imbalance
             return positive(given, "imbalance")
@@ -299,8 +310,9 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
         return invalid(
             "imbalance",
             f"None, and {name} keeps its memory outside the minibatch",
-            "a number: images of a new class that training presents for each one of an old class",
-            f"For {name}, divide how many images of each it draws in an epoch.",
+            "a number, or a function of the strategy: images of a new class that training draws in an epoch for each"
+            " one of an old class",
+            "Pass imbalance=..., or calibrate with calibrator=tcil.TCIL(), which does not need it.",
         )
 
 
