@@ -1,6 +1,6 @@
 """Avalanche: class-incremental digits, calibrated after each experience by one plugin.
 
-python examples/integrations/avalanche_plugin.py        (pip install "tcil[avalanche]" scikit-learn)
+python examples/integrations/avalanche_plugin.py        (pip install -c constraints.txt ".[avalanche]" scikit-learn)
 """
 
 import torch

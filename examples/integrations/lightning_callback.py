@@ -1,6 +1,6 @@
 """Lightning: digits in five tasks with a replayed memory, calibrated at the end of each `Trainer.fit`.
 
-python examples/integrations/lightning_callback.py      (pip install "tcil[lightning]" scikit-learn)
+python examples/integrations/lightning_callback.py      (pip install -c constraints.txt ".[lightning]" scikit-learn)
 """
 
 import lightning

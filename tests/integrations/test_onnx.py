@@ -149,10 +149,12 @@ class TestIsotonic:
         ({"example": torch.zeros(1, K)}, "two rows or more"),
         ({"example": [torch.zeros(2, K), torch.zeros(3, K)]}, "2 and 3 rows"),
         ({"example": "x"}, "something else than tensors"),
+        ({"example": {"ids": torch.zeros(2, K), "mask": torch.zeros(2, K)}},
+         r"got a dict; .* example=\(ids, mask\) .* input_names=\['ids', 'mask'\]"),
         ({"input_names": ["a", "b"]}, "input_names"),
         ({"opset": 9}, "opset: got 9"),
     ],
-)
+)  # fmt: skip
 def test_odd_arguments_are_refused_before_any_work(isotonic, arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         onnx.export(**{"calibrated": isotonic[0], "path": tmp_path / "x", "example": torch.zeros(2, K), **arguments})

@@ -100,6 +100,8 @@ def test_a_calibrator_of_text_is_saved_with_its_model(bert, tmp_path):
     [
         (None, [texts([2, 3], 4, 0)], "the exemplars that TCIL perturbs"),
         ([], [texts([2, 3], 4, 0)], "memory: got no batches"),
+        (texts(range(4), 4, 0), [texts([2, 3], 4, 0)], r"memory: got a single batch .* a list of batches: \[batch\]"),
+        ([texts(range(4), 4, 0)], texts([2, 3], 4, 0), r"valid: got a single batch"),
         ([{"input_ids": torch.zeros(2, 8).long()}], [], "labels under 'labels'"),
         ([texts([0, 1, 2, 3], 4, 0), {k: v[..., :6] if v.ndim > 1 else v for k, v in texts([0], 4, 0).items()}], [],
          "batches of 6 and 8 tokens"),
@@ -108,6 +110,16 @@ def test_a_calibrator_of_text_is_saved_with_its_model(bert, tmp_path):
 def test_odd_batches_are_refused(bert, memory, valid, message):
     with pytest.raises(ValueError, match=message):
         module().fit(tcil.TCIL(), bert, memory, valid, [2, 3])
+
+
+def test_one_batch_in_place_of_several(bert):
+    with pytest.raises(ValueError, match=r"batches: got a single batch .* a list of batches: \[batch\]"):
+        module().predict_logits(bert, texts(range(4), 4, 0))
+
+
+def test_plain_fit_on_token_ids_names_the_function_for_text(bert):
+    with pytest.raises(ValueError, match=r"tcil\.integrations\.transformers\.fit"):
+        tcil.TCIL().fit(bert, [texts(range(4), 6, 4)], [texts([2, 3], 40, 5)], new_classes=[2, 3])
 
 
 def test_models_of_timm_are_plain_networks():

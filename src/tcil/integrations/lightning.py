@@ -45,7 +45,7 @@ class CalibrationCallback(Callback):
     Parameters
     ----------
     calibrator : Calibrator
-        For instance `tcil.TCIL()` or `tcil.PACT()`.
+        For instance `tcil.PACT()`, for which the imbalance is known here. The same one for all tasks.
     new_classes : iterable of int
         The labels of this task.
     valid : pair of tensors or arrays, Dataset, DataLoader, or callable

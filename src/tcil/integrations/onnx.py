@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -110,7 +110,8 @@ def export(
     path : str or Path
         Where to write; usually ends in .onnx.
     example : Tensor or sequence of Tensor
-        A batch of inputs, of two rows or more: their shapes, but for the first dimension, and types are kept.
+        A batch of inputs, of two rows or more: their shapes, but for the first dimension, and types are kept. For a
+        text model `(ids, mask)`, in the order of its arguments, with `input_names=["input_ids", "attention_mask"]`.
     input_names : sequence of str, optional
         Default: "input", or "input_0", "input_1" and so on.
     opset : int
@@ -229,9 +230,14 @@ def verify(
 def _checked(calibrated: Any, example: Any) -> tuple[Tensor, ...]:
     if not isinstance(calibrated, CalibratedModel):
         raise invalid("calibrated", type(calibrated).__name__, "what calibrator.wrap(model) gives")
+    if isinstance(example, Mapping):
+        given, names = ", ".join(map(str, example)), [str(name) for name in example]
+        advice = f"Pass example=({given}) in the order of the model's arguments, and input_names={names} to export."
+        raise invalid("example", "a dict", "a tensor or a tuple of tensors", advice)
     inputs = (example,) if isinstance(example, Tensor) else tuple(example)
     if not inputs or not all(isinstance(part, Tensor) and part.ndim >= 1 for part in inputs):
-        raise invalid("example", "something else than tensors", "a batch of inputs, as the network takes them")
+        expected = "a batch of inputs: a tensor, or a tuple of tensors such as (ids, mask)"
+        raise invalid("example", "something else than tensors", expected)
     if len({len(part) for part in inputs}) > 1 or len(inputs[0]) < 2:
         given = f"{' and '.join(str(len(part)) for part in inputs)} rows"
         raise invalid("example", given, "two rows or more, as many in each input")

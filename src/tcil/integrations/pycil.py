@@ -140,7 +140,7 @@ def calibrate(
     held_out : HeldOut
         What `hold_out` returned.
     calibrator : Calibrator
-        For instance `tcil.TCIL()` or `tcil.PACT()`.
+        For instance `tcil.PACT()`, for which the imbalance is known here. The same one for all tasks.
     imbalance : float, optional
         For PACT: images of a new class that training presented for each one of an old class. By default that of
         learners which train on the new data and the memory together, once an epoch (Replay, WA, iCaRL, DER's first

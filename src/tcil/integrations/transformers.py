@@ -134,6 +134,7 @@ def predict_logits(
     (torch.Size([2, 3]), tensor([0, 2]))
     """
     names, places = classes_and_columns(classes, columns)
+    _refuse_single(batches, "batches")
     logits, labels = list[Tensor](), list[Tensor]()
     with random_state.preserved(batches), Classifier(model) as classifier, torch.no_grad():
         for batch in batches:
@@ -166,7 +167,7 @@ def fit(
     Parameters
     ----------
     calibrator : Calibrator
-        For instance `tcil.TCIL()` or `tcil.PACT()`.
+        For instance `tcil.PACT()` or `tcil.TCIL()`.
     model : transformers.PreTrainedModel
         The trained classifier. It is left unchanged.
     memory : iterable of mappings or None
@@ -181,7 +182,8 @@ def fit(
     columns : sequence of int, optional
         Their columns, where they are not the first ones.
     imbalance : float, optional
-        For PACT: texts of a new class that training presented for each one of an old class.
+        For PACT: texts of a new class that training presented for each one of an old class. The first task, which has
+        no old classes, does not need it.
 
     Returns
     -------
@@ -215,6 +217,7 @@ def fit(
 
 
 def _embedded(classifier: EmbeddingClassifier, batches: Batches, argument: str) -> tuple[Tensor, Tensor]:
+    _refuse_single(batches, argument)
     inputs, labels = list[Tensor](), list[Tensor]()
     for batch in batches:
         given, own = _without_labels(batch, classifier.scale.device)
@@ -228,6 +231,12 @@ def _embedded(classifier: EmbeddingClassifier, batches: Batches, argument: str) 
         advice = "Pad all of them: tokenizer(..., padding='max_length', max_length=...)."
         raise invalid(argument, given_lengths, "one length for all", advice)
     return torch.cat(inputs), torch.cat(labels)
+
+
+def _refuse_single(batches: Any, argument: str) -> None:
+    """Raise for one batch in place of several: iterating it would give its keys."""
+    if isinstance(batches, Mapping):
+        raise invalid(argument, "a single batch (a dict)", "an iterable of batches", "Pass a list of batches: [batch].")
 
 
 def _without_labels(batch: Mapping[str, Any], device: torch.device) -> tuple[dict[str, Tensor], Tensor]:

@@ -334,7 +334,8 @@ class ExampleStream:
         advice = f"For images, {EVALUATION_TRANSFORM}."
         if not dtype.is_complex and dtype is not torch.uint8:
             advice = (
-                "Token ids and other integers cannot be perturbed: calibrate the model's logits instead"
+                "Token ids and other integers cannot be perturbed. For a model of transformers, call"
+                " tcil.integrations.transformers.fit, which perturbs their embeddings; for others, calibrate the logits"
                 f" (predict_logits, then TemperatureScaling). {advice}"
             )
         expected = "floating-point inputs as the network takes them (normalised)"
