@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections import Counter
 
 import pytest
@@ -379,3 +380,17 @@ def test_a_model_is_not_wrapped_before_the_first_fit(benchmark, growing):
     plugin.before_training_exp(strategy)
     with pytest.raises(tcil.NotFittedError, match="the weights have changed since the last fit"):
         plugin.wrap(strategy)
+
+
+def test_a_warning_names_the_experience_and_the_line_of_the_user(benchmark, growing):
+    both = [tensors_of(valid.dataset) for valid in benchmark.valid_stream[:2]]  # rows of old classes are warned of
+    plugin = plugin_of(lambda experience: both[: experience.current_experience + 1])
+    strategy, _ = strategy_of(growing, [replay(), plugin])
+    strategy.train(benchmark.train_stream[0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        strategy.train(benchmark.train_stream[1])
+    found = [one for one in caught if one.category is tcil.CalibrationWarning]
+    assert found
+    assert all(str(one.message).startswith("experience 1: PACT: ") for one in found)
+    assert {one.filename for one in found} == {__file__}

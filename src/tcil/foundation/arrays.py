@@ -22,7 +22,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -33,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tcil.foundation.errors import CalibrationWarning, invalid
+from tcil.foundation.errors import invalid, warn
 
 NotTensor: TypeAlias = npt.NDArray[Any] | Sequence[Any]  # input for which results are numpy arrays
 ArrayLike: TypeAlias = Tensor | NotTensor
@@ -173,12 +172,10 @@ def warn_of_other_masks(logits: Tensor, argument: str, classes: Sequence[int] | 
         return
     columns = low.any(dim=0).nonzero().squeeze(1).tolist()
     names = columns if classes is None else [classes[column] for column in columns]
-    warnings.warn(
+    warn(
         f"{argument}: the logits of the classes {_short(names)} are about {least:.3g} in"
         f" {int(low.any(dim=1).sum())} of {len(logits)} rows, far below all others, and are used as they are. If these"
         " classes are masked, use -inf: logits.masked_fill(mask, -torch.inf).",
-        CalibrationWarning,
-        stacklevel=3,
     )
 
 

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import inspect
+import warnings
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+
+# Packages that call each other between the user's line and a warning, frameworks with integrations among them.
+_PASSED_OVER = (
+    "tcil.calibration",
+    "tcil.foundation",
+    "tcil.integrations",
+    "avalanche",
+    "lightning",
+    "torch",
+    "contextlib",
+)
+_task: ContextVar[str] = ContextVar("task", default="")
 
 
 class CalibrationWarning(UserWarning):
@@ -76,6 +92,27 @@ class WeightsMismatchError(RuntimeError):
     ...     print(str(error).partition("(")[0])
     model: its weights are not those that this PerturbedTemperatureScaling was fitted on
     """
+
+
+@contextlib.contextmanager
+def warnings_of(task: str) -> Iterator[None]:
+    """Begin the warnings of `warn` with the task that they are about."""
+    token = _task.set(f"{task}: ")
+    try:
+        yield
+    finally:
+        _task.reset(token)
+
+
+def warn(message: str) -> None:
+    """A CalibrationWarning that points at the user's line, not at the one of this library or of a framework."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_back is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if not any(name == package or name.startswith(f"{package}.") for package in _PASSED_OVER):
+            break
+        level, frame = level + 1, frame.f_back
+    warnings.warn(_task.get() + message, CalibrationWarning, stacklevel=level)
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:

@@ -154,6 +154,7 @@ class CalibrationPlugin(SupervisedPlugin, Metric):
             columns=seen,
             imbalance=self._ratio(strategy, seen, new) if needs_imbalance(self.calibrator) else None,
             unpack=(0, 1),
+            task=f"experience {experience.current_experience}",
         )
         self.new_classes, self.classes, self._current = new, seen, True
 

@@ -11,7 +11,7 @@ from torch import nn
 from tcil.calibration.calibrators import Calibrator, GroupTemperatureScaling
 from tcil.calibration.inputs.examples import Examples, Unpack
 from tcil.calibration.prediction import predict_logits
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, warnings_of
 
 
 def checked_calibrator(calibrator: Any) -> Calibrator:
@@ -46,12 +46,40 @@ def fit_after_task(
     classes: Sequence[int] | None = None,
     imbalance: float | None = None,
     unpack: Unpack | None = None,
+    task: str = "",
     **more: Any,
 ) -> Calibrator:
     """`partial_fit` with those arguments that the calibrator takes.
 
-    Calibrators of logits get those of the validation set; `more` goes to those that take a model.
+    Calibrators of logits get those of the validation set; `more` goes to those that take a model. Warnings name the
+    task, by its new classes if it has no name.
     """
+    with warnings_of(task or named_by(new_classes)):
+        return _fitted(calibrator, model, memory, valid, new_classes, columns, classes, imbalance, unpack, more)
+
+
+def named_by(new_classes: Sequence[int]) -> str:
+    """The name of a task in warnings.
+
+    >>> named_by(range(10, 20))
+    'new classes 10, 11, 12 and 7 more'
+    """
+    first, more = ", ".join(map(str, new_classes[:3])), len(new_classes) - 3
+    return f"new classes {first}" + (f" and {more} more" if more > 0 else "")
+
+
+def _fitted(
+    calibrator: Calibrator,
+    model: nn.Module,
+    memory: Examples | None,
+    valid: Examples,
+    new_classes: Sequence[int],
+    columns: Sequence[int],
+    classes: Sequence[int] | None,
+    imbalance: float | None,
+    unpack: Unpack | None,
+    more: Mapping[str, Any],
+) -> Calibrator:
     wanted = inspect.signature(calibrator.fit).parameters
     names = columns if classes is None else classes
     if "logits" in wanted:

@@ -180,6 +180,7 @@ def calibrate(
         columns=range(total),
         imbalance=None if imbalance is None else positive(imbalance, "imbalance"),
         unpack=_PARTS,
+        task=f"task {learner._cur_task}",
     )
     return calibrator
 

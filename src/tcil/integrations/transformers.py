@@ -17,9 +17,9 @@ from tcil.calibration.inputs.classifier import Classifier, weights_hash
 from tcil.calibration.inputs.features import select_logits
 from tcil.foundation import random_state
 from tcil.foundation.arrays import as_classes, as_labels, at_least_float32, classes_and_columns, pick_columns
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, warnings_of
 from tcil.integrations.extras import missing_extra
-from tcil.integrations.fitting import checked_calibrator, fit_after_task, needs_memory
+from tcil.integrations.fitting import checked_calibrator, fit_after_task, named_by, needs_memory
 
 try:
     from transformers import PreTrainedModel
@@ -196,7 +196,8 @@ def fit(
     places = tuple(range(len(names))) if columns is None else as_classes(columns, "columns")
     if not needs_memory(calibrator):
         logits, labels = predict_logits(model, valid, classes=names, columns=places)
-        return calibrator.partial_fit(logits, labels, classes=names)
+        with warnings_of(named_by(new)):
+            return calibrator.partial_fit(logits, labels, classes=names)
     if memory is None:
         raise invalid("memory", "None", f"the exemplars that {type(calibrator).__name__} perturbs")
     embedded = EmbeddingClassifier(model)

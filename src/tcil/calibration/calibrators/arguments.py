@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tcil.foundation.arrays import as_classes
-from tcil.foundation.errors import CalibrationWarning, invalid
+from tcil.foundation.errors import invalid, warn
 from tcil.foundation.options import Verdict
 
 
@@ -51,7 +50,7 @@ def warn_unless_ok(verdict: Verdict, who: str, n_samples: int) -> None:
     """Warn unless the verdict is "ok"."""
     if verdict is not Verdict.OK:
         samples = f"{n_samples} sample{'' if n_samples == 1 else 's'}"
-        warnings.warn(f"{who}: {verdict.meaning} ({samples})", CalibrationWarning, stacklevel=3)
+        warn(f"{who}: {verdict.meaning} ({samples})")
 
 
 def missing_valid() -> ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +35,7 @@ from tcil.foundation.arrays import (
     warn_of_other_masks,
     whole_number,
 )
-from tcil.foundation.errors import CalibrationWarning, NotFittedError, invalid
+from tcil.foundation.errors import NotFittedError, invalid, warn
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
 
@@ -490,4 +489,4 @@ def warn_of(result: TCILResult, who: str, scales: str) -> None:
     }
     for verdict in result.verdicts:
         if verdict in details:
-            warnings.warn(f"{who}: {verdict.meaning} ({details[verdict]})", CalibrationWarning, stacklevel=3)
+            warn(f"{who}: {verdict.meaning} ({details[verdict]})")

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from tcil.calibration.inputs.features import (
 )
 from tcil.foundation import random_state
 from tcil.foundation.arrays import at_least_float32, gap_and_size, mask_out
-from tcil.foundation.errors import CalibrationWarning, invalid
+from tcil.foundation.errors import invalid, warn
 from tcil.foundation.folding import close, swapped, watch_pairs
 
 
@@ -438,12 +437,10 @@ class Classifier:
         if not inputs.is_contiguous():
             as_given = as_given if as_given is not None else self._tried(few, torch.preserve_format)
             if self._differ(plain, as_given):
-                warnings.warn(
+                warn(
                     "model: its logits depend on how the inputs lie in memory (as_strided, data_ptr). Here they are"
                     " computed from contiguous inputs; those given are not contiguous, so your own call may return"
                     " other logits. Pass inputs.contiguous().",
-                    CalibrationWarning,
-                    stacklevel=2,
                 )
 
     def _differ(self, one: Tensor | None, other: Tensor | None) -> bool:
@@ -475,11 +472,9 @@ class Classifier:
         after = self._tried(inputs, torch.preserve_format)
         if self._differ(before, after):
             shown = ", ".join(map(repr, names[:3])) + (" and others" if len(names) > 3 else "")
-            warnings.warn(
+            warn(
                 f"model: forward() changes {shown}, and the logits with them. The model was restored, but its logits"
                 " depend on how often it is called, and so does this result.",
-                CalibrationWarning,
-                stacklevel=3,
             )
 
 
