@@ -65,7 +65,7 @@ def test_a_missing_framework_is_told_with_its_extra(framework, monkeypatch):
     monkeypatch.delitem(sys.modules, f"tcil.integrations.{framework}", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == framework] + [framework]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"pip install 'tcil\[{framework}\]'"):
+    with pytest.raises(ImportError, match=rf"pip install -c constraints.txt '\.\[{framework}\]'"):
         __import__(f"tcil.integrations.{framework}")
     sys.modules.pop(f"tcil.integrations.{framework}", None)
 
