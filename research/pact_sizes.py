@@ -107,12 +107,13 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
 
 @matplotlib.rc_context({"svg.hashsalt": "tcil", "font.size": 9, "svg.fonttype": "none"})
 def draw(records: Sequence[dict[str, Any]]) -> None:
-    """Pooled ECE by setting, one panel for each learner."""
-    figure = Figure(figsize=(9.0, 3.9), layout="constrained")
+    """Pooled ECE by setting, one panel for each learner that has runs."""
+    learners = [learner for learner in LEARNERS if study.of_learner(records, learner)]
+    figure = Figure(figsize=(3.0 + 3.2 * len(learners), 3.9), layout="constrained")
     FigureCanvasSVG(figure)
-    panels = figure.subplots(1, len(LEARNERS), sharex=True, sharey=True)
-    names = list(SETTINGS)
-    for axis, learner in zip(panels, LEARNERS, strict=True):
+    panels = figure.subplots(1, len(learners), sharex=True, sharey=True, squeeze=False)[0]
+    names = [name for name in SETTINGS if any(record["about"]["setting"] == name for record in records)]
+    for axis, learner in zip(panels, learners, strict=True):
         for method, (mark, colour) in SHOWN.items():
             own = study.of_learner(records, learner)
             x = [study.mean([record], method, "pooled") for record in own]
@@ -125,6 +126,8 @@ def draw(records: Sequence[dict[str, Any]]) -> None:
         axis.minorticks_off()
         axis.set_yticks(range(1, len(names) + 1), names[::-1])
         axis.set_xlabel("pooled ECE, % (log scale)")
+        axis.set_ylim(0.5, len(names) + 0.5)
+        axis.set_axisbelow(True)
         axis.grid(axis="y", color="#dddddd", linewidth=0.8)
         axis.spines[["top", "right"]].set_visible(False)
     handles, titles = panels[0].get_legend_handles_labels()
