@@ -110,6 +110,18 @@ def test_resuming_gives_the_same_bytes(learner, variant, digits, tmp_path):
     assert_same_files(contents(tmp_path / "cut"), contents(tmp_path / "whole"))
 
 
+def test_a_calibrator_that_joins_later_leaves_the_history_of_the_others(digits, tmp_path):
+    """PACT remembers earlier tasks: what it knew after two must not be replaced by what it knew after one."""
+    settings = short("er")
+    whole = Run(settings, tmp_path / "whole", dataset=digits).execute(["ts", "pact"])
+    Run(settings, tmp_path / "joined", dataset=digits, until=2).execute(["pact"])
+    joined = Run(settings, tmp_path / "joined", dataset=digits).execute(["ts", "pact"])
+    assert len({task.history["pact"]["model"] for task in whole.tasks}) == TASKS
+    for one, other in zip(whole.tasks, joined.tasks, strict=True):
+        assert other.history == one.history
+        assert other.calibrators == one.calibrators
+
+
 def test_stopped_after_every_file(digits, tmp_path, monkeypatch):
     """Also where nothing is reported: a stage file beside the last stage's epoch, a network beside both, and so on."""
     settings, folder = short("der"), tmp_path / "cut"

@@ -198,7 +198,7 @@ class TestCodeByName:
         command("report", run, "--out", tmp_path / "report", "--keep", tmp_path / "kept")
         command("compare", run, tmp_path / "kept")
         words = ["reproduce", "policies", "--schedule", "mini", "--render", "--kept", run, "--kept", tmp_path / "kept"]
-        command(*words, "--out", tmp_path / "none", "--report", tmp_path / "report")
+        command(*words, "--out", tmp_path / "none", "--report", tmp_path / "paper")
         with pytest.raises(ValueError, match="holds a run with other settings"):
             Run(build({"dataset": "digits", **TINY}), run).execute(NAMES)
         assert not evil.exists()
@@ -488,9 +488,9 @@ class TestKeep:
         return []
 
     def test_another_run_of_the_same_name(self, two):
-        words = ["--out", two / "report", "--keep", two / "kept"]
-        command("report", two / "a" / "run", *words)
+        command("report", two / "a" / "run", "--out", two / "report", "--keep", two / "kept")
         before = files(two / "kept")
+        words = ["--out", two / "other", "--keep", two / "kept"]
         assert "beside that of another run as" in command("report", two / "b" / "run", *words, code=2)
         assert files(two / "kept") == before
         self.keep(two, "a")  # its own

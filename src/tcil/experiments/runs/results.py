@@ -360,9 +360,13 @@ class TaskResult(StoredRecord):
         return self.model_copy(update={"calibrators": {**self.calibrators, name: row}})
 
     def renewed(self, fresh: TaskResult) -> TaskResult:
-        """The same with these rows replaced or added, and their history."""
+        """The same with these rows replaced or added, and their history.
+
+        What `fresh` remembers of other calibrators is of an earlier task, and older than what this result has.
+        """
         rows = {**self.calibrators, **fresh.calibrators}
-        history = {**self.history, **fresh.history}
+        own = {name: record for name, record in fresh.history.items() if name in fresh.calibrators}
+        history = {**fresh.history, **self.history, **own}
         return self.model_copy(update={**fresh.given(), "calibrators": rows, "history": history})
 
     def filled_from(self, other: TaskResult) -> TaskResult:
