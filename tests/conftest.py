@@ -61,8 +61,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _name_group(item)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)  # also in the process that hands out the tests, which collects none itself
+def pytest_runtestloop() -> None:
     """From here on garbage is collected, more rarely than usual and without what has been imported."""
+    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()

@@ -589,6 +589,10 @@ class TestReserve:
         kept = memory[0][old].numpy(), memory[1][old].numpy()
         with pytest.raises(ValueError, match=r"^reserve: got .* also in memory; expected .*never trained"):
             tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=kept)
+        new = tuple(np.concatenate([part, held[~old].numpy()]) for part, held in zip(kept, memory, strict=True))
+        new = new[0] + (new[1] >= OLD)[:, None] * 0.5, new[1]  # unseen images of new classes, which a reserve ignores
+        with pytest.raises(ValueError, match=r"^reserve: got .* also in memory"):
+            tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=new)
         assert not seen
         mixed = tuple(torch.cat([part, held[old][:1]]) for part, held in zip(reserve, memory, strict=True))
         assert tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=mixed).result_.n_reserve == 9

@@ -523,6 +523,33 @@ class TestShortcuts:
         nan = torch.full((1, 5), torch.nan)
         return [self.ROWS, self.ROWS[:6], *self.ROWS.split(1), torch.cat([self.ROWS[7:8], nan])]
 
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_a_row_that_overflows_beside_others(self, dtype):
+        """Whether rows need a shift is decided for each of them."""
+        mapping = TemperatureMap(torch.tensor(1e-3, dtype=torch.float64))
+        mapping.answer_in(dtype)
+        far = torch.tensor([[-1e36, -1.1e36, -3e37, -2e37, -1.5e36]])
+        both = mapping(torch.cat([self.ROWS[:1], far]))
+        assert not both.isnan().any()
+        assert torch.equal(both[1:], mapping(far))
+
+    def test_knots_closer_than_slopes_can_be(self):
+        """numpy's slope is infinite between them."""
+        knots = torch.tensor([0.0, 1e-312, 0.5], dtype=torch.float64)
+        values = torch.tensor([0.0, 0.7, 0.9], dtype=torch.float64)
+        found = interpolated(torch.tensor([[5e-313, 1.0]], dtype=torch.float64), knots, values)
+        assert found[0].tolist() == pytest.approx([0.35, 0.9])
+
+    def test_derivatives_in_forward_mode(self):
+        knots = torch.linspace(0.1, 0.9, 5).double()
+        x, direction = torch.tensor([0.3, 0.55]).double(), torch.ones(2).double()
+        _, slopes = torch.func.jvp(lambda x: interpolated(x, knots, knots.square()), (x,), (direction,))
+        assert slopes.tolist() == pytest.approx([0.8, 1.2])
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, direction)
+            made = interpolated(dual, knots, knots.square())
+            assert torch.autograd.forward_ad.unpack_dual(made).tangent.tolist() == pytest.approx([0.8, 1.2])
+
     def alive(self, rows):
         return (rows > -1e8) | rows.isnan()
 
@@ -559,6 +586,7 @@ class TestShortcuts:
         for mapping in (group, IsotonicMap(knots, knots.square())):
             traced = torch.jit.trace(mapping, one, check_trace=False)
             assert torch.allclose(traced(other), mapping(other))
+            assert "searchsorted" not in str(traced.graph)  # which ONNX does not have
 
     @pytest.mark.parametrize("n_knots", [2, 3, 40])
     def test_isotonic(self, n_knots):

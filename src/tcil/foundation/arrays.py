@@ -188,7 +188,7 @@ def places_in(table: Tensor, values: Tensor) -> Tensor:
     tensor([[0, 1],
             [2, 3]])
     """
-    if not torch.compiler.is_compiling():
+    if not recorded():
         return torch.searchsorted(table, values.contiguous())
     return halving_search(table, values)
 

@@ -11,7 +11,7 @@ _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
     """Bytes of memory that are available without ending another process; None where the system does not say.
 
-    On Linux: memory and swap that are free or can be freed, within the limit of the container.
+    On Linux: memory and swap that are free or can be freed, within the limit of the container (cgroup v2, at its root).
     """
     found = []
     with contextlib.suppress(OSError, ValueError, LookupError):
@@ -21,6 +21,7 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | 
     with contextlib.suppress(OSError, ValueError, LookupError):
         limit = int((cgroup / "memory.max").read_text())  # "max" without a limit
         parts = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        cache = {name: int(size) for name, size in parts}["inactive_file"]
-        found.append(max(0, limit - int((cgroup / "memory.current").read_text()) + cache))
+        sizes = {name: int(size) for name, size in parts}
+        freeable = sum(sizes.get(name, 0) for name in ("active_file", "inactive_file", "slab_reclaimable"))
+        found.append(max(0, limit - int((cgroup / "memory.current").read_text()) + freeable))
     return min(found, default=None)

@@ -6,7 +6,7 @@ the authors' ResNet-32 checkpoints can be loaded without changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -304,6 +304,7 @@ class _OwnNetwork:
 
 
 def _sizes(given: object, argument: str) -> tuple[int, ...]:
-    if not isinstance(given, (tuple, list)) or not given:
+    sizes = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else ()
+    if not sizes:
         raise invalid(argument, repr(given), "one whole number or more, such as (16, 32, 64)")
-    return tuple(whole_number(one, argument, 1, _WIDEST) for one in given)
+    return tuple(whole_number(one, argument, 1, _WIDEST) for one in sizes)

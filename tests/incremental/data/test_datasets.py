@@ -236,9 +236,21 @@ class TestPictures:
             load_dataset("image-folder", tmp_path)
         (tmp_path / "test" / "eel" / "0.png").unlink()
         (tmp_path / "test" / "eel").rmdir()
-        picture(tmp_path / "train" / "cat" / "more" / "0.png", 32, seed=0)
-        with pytest.raises(ValueError, match=r"^data: got .*more.0\.png, an image in a sub-folder of a class"):
+        picture(tmp_path / "train" / "cat" / "more" / "still" / "0.png", 32, seed=0)
+        with pytest.raises(ValueError, match=r"^data: got .*still.0\.png, an image in a sub-folder of a class"):
             load_dataset("image-folder", tmp_path)
+
+    def test_hidden_and_empty_folders_are_no_classes(self, tmp_path):
+        """Such as those that notebooks leave; the folder may be any path-like object."""
+        self.folder(tmp_path, {"cat": 10, "dog": 110})
+        picture(tmp_path / "test" / ".ipynb_checkpoints" / "0.png", 32, seed=0)
+        (tmp_path / "test" / "empty").mkdir()
+
+        class Place:
+            def __fspath__(self):
+                return str(tmp_path)
+
+        assert load_dataset("image-folder", Place()).class_names == ("cat", "dog")
 
     def test_a_strip_does_not_fill_the_memory(self, tmp_path):
         """Scaled to 64 pixels in height, it would have 64 million in width."""

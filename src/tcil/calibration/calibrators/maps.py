@@ -13,6 +13,7 @@ from typing import ClassVar, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from tcil.foundation.arrays import find_masked, places_in, recorded
 from tcil.foundation.errors import invalid
@@ -69,17 +70,17 @@ def log_softmax_at(z: Tensor, temperature: Tensor, top: Tensor | None = None) ->
     `top` is the argmax of each row of z, where it is known.
     """
     scaled = z / temperature
-    if recorded() or not _has_finite_maximum(scaled):
+    if recorded() or not _has_finite_maxima(scaled):
         fine = torch.isfinite(scaled.amax(dim=1, keepdim=True))
         scaled = torch.where(fine, scaled, (z - z.amax(dim=1, keepdim=True)) / temperature)
     return keep_argmax(torch.log_softmax(scaled, dim=1), z, top)
 
 
-def _has_finite_maximum(values: Tensor) -> bool:
-    """Whether no value is NaN or +inf, found by one operator."""
+def _has_finite_maxima(values: Tensor) -> bool:
+    """Whether the maximum of every row is finite, found by two operators; False too if their sum overflows."""
     if values.numel() == 0:
         return True
-    return math.isfinite(float((values.detach() if values.requires_grad else values).max()))
+    return math.isfinite(float((values.detach() if values.requires_grad else values).amax(dim=1).sum()))
 
 
 def keep_argmax(log_probs: Tensor, z: Tensor, top_of_z: Tensor | None = None) -> Tensor:
@@ -213,7 +214,7 @@ class GroupTemperatureMap(CalibrationMap):
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
         z, top = wide(logits, self.dtype)[0], logits.argmax(dim=1)
-        if not recorded() and len(top) == 1:  # by numbers, which takes half as long
+        if len(top) == 1 and top.device.type == "cpu" and not recorded():  # by numbers, which takes half as long
             temperature = self.temperatures[int(self.is_new[int(top)])]
         else:
             temperature = self.temperatures[self.is_new[top].long()][:, None]
@@ -357,10 +358,17 @@ class IsotonicMap(CalibrationMap):
 
 def interpolated(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     """The piecewise linear function through the knots at x; constant outside them."""
-    if x.device.type == "cpu" and not x.requires_grad and not recorded():
+    if x.device.type == "cpu" and not (x.requires_grad or recorded() or _is_transformed(x)):
         # One call instead of twelve operators, each of which takes longer to call than to compute for a single image.
-        return torch.from_numpy(np.interp(x.numpy(), knots.numpy(), values.numpy()))
+        found = np.interp(x.numpy(), knots.numpy(), values.numpy())
+        if math.isfinite(found.sum()):  # numpy's slopes overflow between knots that are closer than 1e-308
+            return torch.from_numpy(found)
     return _interpolated(x, knots, values)
+
+
+def _is_transformed(x: Tensor) -> bool:
+    """Whether derivatives in forward mode or torch.func follow this tensor, which numpy would lose."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _interpolated(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:

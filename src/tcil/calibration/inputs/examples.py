@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -103,12 +104,12 @@ class ExampleStream:
 
     def keep(self, inputs: Tensor) -> Tensor:
         """Inputs that are kept until the end of the pass; raises before they fill the memory."""
-        if self._pair is not None or inputs.device.type != "cpu":
+        if self._pair is not None:
             return inputs
         before, self._kept = self._kept, self._kept + inputs.nbytes
         if self._kept > _MOST_KEPT and not _length(self._loader):
             raise self._endless(f"{_MOST_KEPT / 2**30:g} GiB of inputs to keep", "give it a __len__")
-        if self._kept // _LOOK_EVERY > before // _LOOK_EVERY:
+        if inputs.device.type == "cpu" and self._kept // _LOOK_EVERY > before // _LOOK_EVERY:
             available = available_memory()
             if available is not None and available < self._kept:  # they are joined in a second copy
                 raise self._too_large(available)
@@ -129,7 +130,10 @@ class ExampleStream:
         if isinstance(data, (tuple, list)):
             self._refuse_parts(data)
         if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-            if _length(data) == 0:
+            empty = False
+            with contextlib.suppress(Exception):  # a length of the user's own that fails is not one of 0
+                empty = len(data) == 0
+            if empty:
                 raise self._nothing()
             try:
                 first = data[0]
@@ -351,7 +355,7 @@ class ExampleStream:
     def _too_large(self, available: int) -> ValueError:
         read, left = (f"{size / 2**30:.3g} GiB" for size in (self._kept, available))
         given = f"a loader with {read} of inputs of new classes so far, and {left} of memory left for their second copy"
-        advice = "Pass fewer or smaller examples: exemplars of a class are usually a few dozen. Does the loader end?"
+        advice = "Pass fewer or smaller examples; a few dozen of a class are usual. Does the loader end?"
         return invalid(self.argument, given, "examples of new classes that fit into memory twice", advice)
 
     def _unstable(self, given: str = "a loader whose second pass differs from its first") -> ValueError:

@@ -78,6 +78,8 @@ class TaskStream:
             raise invalid("order", f"{list(order)[:8]}", "distinct classes of the training set")
         if not sizes or min(sizes) < 1 or sum(sizes) > len(order):
             raise invalid("sizes", f"{list(sizes)}", f"positive task sizes that sum to at most {len(order)} classes")
+        if not 0 < smallest <= 1:
+            raise invalid("smallest", f"{smallest}", "a share above 0 and at most 1")
         valids = _each(valid_per_class, len(sizes), "valid_per_class")
         pools = _each(pool_per_class, len(sizes), "pool_per_class")
         reserves = _each(reserve_per_class, len(sizes), "reserve_per_class")

@@ -5,6 +5,7 @@ With a reserve, a few images of old classes that were never trained on, it is PA
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tcil.calibration.calibrators.base import Calibrator
 from tcil.calibration.calibrators.fitted import History
@@ -288,7 +289,7 @@ class PACT(Calibrator[PACTResult]):
                     if spare is not None and spare.labels is not None:
                         label_columns(spare.labels, names, "reserve labels", len(names), spare.doubt)
                 if spare is not None and spare.labels is not None and held.labels is not None:
-                    _check_unseen(spare, held)
+                    _check_unseen(spare, held, new)
             evidence = self._t_cil().evidence(
                 model, memory, valid, new, classes=classes, columns=columns, features=features, unpack=unpack,
                 max_batches=max_batches,
@@ -349,14 +350,20 @@ class PACT(Calibrator[PACTResult]):
         return result, beliefs
 
 
-def _check_unseen(reserve: ExampleStream, memory: ExampleStream) -> None:
-    """Raise if most images of the reserve are exemplars, which training has memorised; both are tensors."""
-    known = {row.numpy().tobytes() for inputs, _ in memory for row in inputs.cpu()}
-    rows = [row.numpy().tobytes() for inputs, _ in reserve for row in inputs.cpu()]
+def _check_unseen(reserve: ExampleStream, memory: ExampleStream, new: Iterable[int]) -> None:
+    """Raise if most old images of the reserve are exemplars, which training has memorised; both are tensors."""
+    known = {_digest(row) for inputs, _ in memory for row in inputs}
+    recent = torch.tensor(sorted(new))
+    rows = [_digest(row) for inputs, labels in reserve for row in inputs[~torch.isin(labels.cpu(), recent)]]
     trained = sum(row in known for row in rows)
     if 2 * trained > len(rows):
         given = f"{trained} of {len(rows)} images that are also in memory"
         raise invalid("reserve", given, "images of old classes that were never trained on")
+
+
+def _digest(row: Tensor) -> bytes:
+    """The same for the same image in any type and layout."""
+    return hashlib.blake2b(row.cpu().float().contiguous().numpy().tobytes(), digest_size=16).digest()
 
 
 def _check_history_of(model: nn.Module, history: History | None) -> None:

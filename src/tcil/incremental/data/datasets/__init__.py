@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -104,7 +105,7 @@ def load_dataset(
     >>> len(load_dataset("digits").test)
     898
     """
-    if folder is not None and not isinstance(folder, (str, Path)):
+    if folder is not None and not isinstance(folder, (str, os.PathLike)):
         raise invalid("data", repr(folder), "the path of a folder")
     root = None if folder is None else Path(folder).expanduser()
     read = dataset_reader(

@@ -29,7 +29,7 @@ def load(folder: Path, image_side: int | None = None) -> Dataset:
     names = sorted(path.name for path in root.iterdir() if path.is_dir())
     if len(names) < 2:
         raise unreadable(f"{len(names)} class folders in {root}", "at least two", where)
-    others = sorted({path.name for path in test_root.iterdir() if path.is_dir()} - {*names})
+    others = sorted(path.name for path in test_root.iterdir() if path.name not in names and _image_below(path))
     if others:
         what = f"the class folders {others} in {test_root}, which are not in {root}"
         raise unreadable(what, "the same classes in both", "Add training images of them, or move them away.")
@@ -53,6 +53,13 @@ def side_of_environment() -> int | None:
     return int(text)
 
 
+def _image_below(path: Path) -> Path | None:
+    """An image in this folder or below it; None for files and hidden folders, such as .ipynb_checkpoints."""
+    if path.name.startswith(".") or not path.is_dir():
+        return None
+    return next((below for below in path.rglob("*") if below.suffix.lower() in ENDINGS), None)
+
+
 def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
     paths: list[Path] = []
     labels: list[int] = []
@@ -60,8 +67,7 @@ def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
         files = sorted(p for p in require(root / name, where).iterdir() if p.suffix.lower() in ENDINGS)
         if not files:
             raise unreadable(f"no image in {root / name}", "at least one of every class", where)
-        below = (sub for sub in (root / name).iterdir() if sub.is_dir() and not sub.name.startswith("."))
-        deeper = next((p for sub in below for p in sub.iterdir() if p.suffix.lower() in ENDINGS), None)
+        deeper = next(filter(None, map(_image_below, sorted((root / name).iterdir()))), None)
         if deeper is not None:
             raise unreadable(f"{deeper}, an image in a sub-folder of a class", "images in class folders only", where)
         paths += files
