@@ -222,11 +222,12 @@ def nearness(found: Sequence[Source]) -> Picture:
     names, words = list(reversed(TITLES)), []
     with drawing(1, len(found) + 1, width=10, height=3.2) as (figure, axes):
         for axis, source in zip(axes[0], found, strict=False):
-            for index, learner in enumerate(source.by_learner):
+            for learner in source.by_learner:
                 values = [source.percent(learner, name) for name in names]
                 rows = [row for row, value in enumerate(values) if value is not None]
                 marks = [value for value in values if value is not None]
-                _marks(axis, marks, rows, [names[row] for row in rows], MARKERS[index], learner.upper())
+                mark = MARKERS[LEARNERS.index(learner)]  # the same in every panel
+                _marks(axis, marks, rows, [names[row] for row in rows], mark, learner.upper())
                 told = ", ".join(f"{names[row]} {values[row]:.1f}" for row in rows)
                 words.append(f"{source.name}, {learner.upper()}: {told}")
             _panel(axis, source.name, names, first=source is found[0])
@@ -312,12 +313,13 @@ def temperatures(found: Sequence[Source]) -> Picture:
     with drawing(1, len(found), width=10, height=2.8) as (figure, axes):
         for axis, source in zip(axes[0], found, strict=True):
             axis.axhline(1, color="#444444", linewidth=0.8)
-            for index, (learner, study) in enumerate(source.by_learner.items()):
+            for learner, study in source.by_learner.items():
+                place = LEARNERS.index(learner)  # the same mark and colour in every panel
                 ours, optimal = (
                     np.array([run.values(name, "temperature") for run in study.runs], dtype=float).mean(axis=0)
                     for name in ("t-cil", "optimal-ts")
                 )
-                axis.plot(ours / optimal, marker=MARKERS[index], markersize=4, label=learner.upper())
+                axis.plot(ours / optimal, color=f"C{place}", marker=MARKERS[place], markersize=4, label=learner.upper())
                 told = ", ".join(f"{ratio:.2f}" for ratio in ours / optimal)
                 words.append(f"{source.name}, {learner.upper()}: {told}")
             axis.set(title=source.name, xlabel="after task")
