@@ -214,7 +214,8 @@ class GroupTemperatureMap(CalibrationMap):
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
         z, top = wide(logits, self.dtype)[0], logits.argmax(dim=1)
-        if len(top) == 1 and top.device.type == "cpu" and not recorded():  # by numbers, which takes half as long
+        # A recorded graph must not ask for the length, which would be fixed. By numbers it takes half as long.
+        if not recorded() and len(top) == 1 and top.device.type == "cpu":
             temperature = self.temperatures[int(self.is_new[int(top)])]
         else:
             temperature = self.temperatures[self.is_new[top].long()][:, None]
