@@ -20,8 +20,10 @@ import random
 import signal
 import time
 import warnings
+from multiprocessing.connection import Connection
 
 import pytest
+import torch
 
 import tcil.experiments.runs.run as run_module
 import tcil.experiments.runs.store as store_module
@@ -34,7 +36,10 @@ PHASES = ("between", "train", "tune", "write", "calibrate")
 KILLS_IN_ALL, KILLS_PER_PHASE = 12, 2  # benchmarks/faults has hundreds
 CALIBRATORS = ("vanilla", "ts", "t-cil", "first-task-ts")
 SLOW_DISK = 0.01  # seconds, in the middle of every write
-fork = multiprocessing.get_context("fork")
+# Children come from a server that has imported torch and computed nothing. A fork of this process would not have the
+# OpenMP threads that earlier tests started, and would wait for them for ever.
+server = multiprocessing.get_context("forkserver")
+server.set_forkserver_preload(["tcil.experiments.runs.run", "tcil.incremental.data.datasets", "torch._dynamo"])
 
 
 SHORT = {"dataset": "digits", "epochs": 2, "milestones": [1], "tasks": 3, "memory": 40}
@@ -118,7 +123,32 @@ class Phases:
         return wrapped
 
 
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """Tells when each phase was entered."""
+
+    writer: Connection
+
+    def __call__(self, phase, occurrence):
+        self.writer.send((phase, time.perf_counter()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """Tells where the process stands, and when it meets one occurrence of a phase."""
+
+    writer: Connection
+    stands: object  # a number in shared memory
+    target: tuple[str, int]
+
+    def __call__(self, phase, occurrence):
+        self.stands.value = PHASES.index(phase)
+        if (phase, occurrence) == self.target:
+            self.writer.send(None)
+
+
 def child(settings, folder, dataset, write, entered):
+    torch.set_num_threads(1)  # two would wait for each other, for minutes where cores are busy
     pathlib.Path.open = slow_open
     # A half-written file is told by its checksum and made anew; here it must not come about at all.
     warnings.simplefilter("error", store_module.DamagedFileWarning)
@@ -133,11 +163,8 @@ def child(settings, folder, dataset, write, entered):
 
 
 def undisturbed(settings, folder, dataset):
-    reader, writer = fork.Pipe(duplex=False)
-    process = fork.Process(
-        target=child,
-        args=(settings, folder, dataset, store_module.replace_file, lambda p, n: writer.send((p, time.perf_counter()))),
-    )
+    reader, writer = server.Pipe(duplex=False)
+    process = server.Process(target=child, args=(settings, folder, dataset, store_module.replace_file, Timed(writer)))
     process.start()
     moments = []
     while process.is_alive() or reader.poll():
@@ -153,21 +180,16 @@ def undisturbed(settings, folder, dataset):
 
 def start_and_kill(settings, folder, dataset, write, target, occurrence, delay):
     """Run until `delay` after the occurrence of the phase; return the phase it died in, None if it ended before."""
-    reader, writer = fork.Pipe(duplex=False)
-    stands = fork.Value("i", 0, lock=False)
-
-    def entered(phase, number):
-        stands.value = PHASES.index(phase)
-        if (phase, number) == (target, occurrence):
-            writer.send(None)
-
-    process = fork.Process(target=child, args=(settings, folder, dataset, write, entered))
+    reader, writer = server.Pipe(duplex=False)
+    stands = server.Value("i", 0, lock=False)
+    watched = Watched(writer, stands, (target, occurrence))
+    process = server.Process(target=child, args=(settings, folder, dataset, write, watched))
     process.start()
     writer.close()
     with contextlib.suppress(EOFError):
         reader.recv()
         time.sleep(delay)
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()  # nothing happens where it has ended
     process.join()
     reader.close()
     assert process.exitcode in (0, -signal.SIGKILL), "the resumed run failed"
