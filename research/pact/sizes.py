@@ -16,7 +16,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from research import ROOT
-from research import pact as study
+from research.pact import measuring
+from research.pact.methods import METHODS
+from research.pact.tables import mean, of_learner, ratio_errors, rms
+from research.pact.worlds import RESERVED
 from tcil.experiments.config.settings import RunSettings, build
 from tcil.experiments.runs.run import Run
 from tcil.foundation.files import replace_file
@@ -36,7 +39,7 @@ SAME_WORLD = {"label smoothing 0.1": "as the preset"}  # a control: the same see
 LEARNERS = ("er", "der")
 ONLY = {"label smoothing 0.1": ("er",)}  # which learners have the option
 FIRST_SEED = 110
-STORED = study.STORED / "sizes"
+STORED = measuring.STORED / "sizes"
 IMAGE = ROOT / "docs/images/pact-sizes.svg"
 SHOWN = {
     "Vanilla": ("x", "#777777"), "TS": ("v", "#b8860b"), "T-CIL": ("s", "#2a9d8f"), "PACT": ("o", "#1f4e9c"),
@@ -49,7 +52,7 @@ def settings_of(name: str, learner: str) -> RunSettings:
     seed = FIRST_SEED + list(SETTINGS).index(SAME_WORLD.get(name, name))
     common = {
         "preset": "letters", "learner": learner, "seed": seed, "class_order_seed": seed, "data_seed": seed,
-        "test_per_class": 320, "reserve": study.RESERVED,
+        "test_per_class": 320, "reserve": RESERVED,
     }  # fmt: skip
     return build({**common, **SETTINGS[name]})
 
@@ -63,14 +66,14 @@ def run(out: Path) -> None:
     """Train and measure what is missing, run by run; then print the table and draw the picture."""
     STORED.mkdir(parents=True, exist_ok=True)
     families = ("no old data", "reserve", "oracle")
-    methods = {name: apply for name, (family, apply) in study.METHODS.items() if family in families}
+    methods = {name: apply for name, (family, apply) in METHODS.items() if family in families}
     for name, learner in chosen():
         settings = settings_of(name, learner)
         path = STORED / f"{settings.name}.json"
         if path.exists():
             continue
         Run(settings, out / settings.name).execute(["vanilla"])
-        record = study.measure(out / settings.name, methods)
+        record = measuring.measure(out / settings.name, methods)
         record["about"]["setting"] = name
         replace_file(path, (json.dumps(record) + "\n").encode())
         print(f"{name}, {learner}: done", flush=True)
@@ -81,7 +84,7 @@ def run(out: Path) -> None:
 
 def stored() -> list[dict[str, Any]]:
     """What was measured, in the order of the settings."""
-    records = study.stored("sizes")
+    records = measuring.stored("sizes")
     order = chosen()
     return sorted(records, key=lambda record: order.index((record["about"]["setting"], record["about"]["learner"])))
 
@@ -95,9 +98,9 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
         "|" + "---|" * (len(SHOWN) + 4),
     ]
     for record in records:
-        cells = [f"{study.mean([record], m, 'pooled'):.2f} / {study.mean([record], m, 'group'):.2f}" for m in SHOWN]
+        cells = [f"{mean([record], m, 'pooled'):.2f} / {mean([record], m, 'group'):.2f}" for m in SHOWN]
         harm = max(state["harm"]["PACT"][0] for state in record["states"] if "harm" in state)
-        errors = ", ".join(f"{study.rms(study.ratio_errors([record], 'PACT', which)):.2f}" for which in (0, 1))
+        errors = ", ".join(f"{rms(ratio_errors([record], 'PACT', which)):.2f}" for which in (0, 1))
         about = record["about"]
         lines.append(
             f"| {about['setting']} | {about['learner'].upper()} | {' | '.join(cells)} | {harm:+.1f} | {errors} |"
@@ -108,15 +111,15 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
 @matplotlib.rc_context({"svg.hashsalt": "tcil", "font.size": 9, "svg.fonttype": "none"})
 def draw(records: Sequence[dict[str, Any]]) -> None:
     """Pooled ECE by setting, one panel for each learner that has runs."""
-    learners = [learner for learner in LEARNERS if study.of_learner(records, learner)]
+    learners = [learner for learner in LEARNERS if of_learner(records, learner)]
     figure = Figure(figsize=(3.0 + 3.2 * len(learners), 3.9), layout="constrained")
     FigureCanvasSVG(figure)
     panels = figure.subplots(1, len(learners), sharex=True, sharey=True, squeeze=False)[0]
     names = [name for name in SETTINGS if any(record["about"]["setting"] == name for record in records)]
     for axis, learner in zip(panels, learners, strict=True):
         for method, (mark, colour) in SHOWN.items():
-            own = study.of_learner(records, learner)
-            x = [study.mean([record], method, "pooled") for record in own]
+            own = of_learner(records, learner)
+            x = [mean([record], method, "pooled") for record in own]
             y = [len(names) - names.index(record["about"]["setting"]) for record in own]
             size = 110 if mark == "|" else 34
             axis.scatter(x, y, s=size, marker=mark, color=colour, label=method, zorder=3 if method == "PACT" else 2)

@@ -1,0 +1,58 @@
+"""The study of PACT and PACT-R: docs/pact.md, docs/pact-protocol.md.
+
+`worlds` says what is trained, `methods` what is compared, `measuring` what is measured of a run and kept, `tables` how
+it is summarised. `constants` fits those of PACT, `sizes` changes one setting at a time, `page` writes docs/pact.md.
+"""
+
+from research.pact.measuring import STORED, measure, stored, walk
+from research.pact.methods import (
+    METHODS,
+    NOW,
+    OURS,
+    Method,
+    averaged,
+    begun,
+    believed,
+    bennett,
+    between,
+    log_spread,
+    reserve_of,
+    tracked,
+)
+from research.pact.page import sections
+from research.pact.tables import each_learner, learners, mean, of_learner, ratio_errors, rms, summary, world_of
+from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
+
+__all__ = [
+    "FINAL",
+    "LEARNERS",
+    "METHODS",
+    "NOW",
+    "OURS",
+    "RESERVED",
+    "STORED",
+    "WORLDS",
+    "Method",
+    "averaged",
+    "begun",
+    "believed",
+    "bennett",
+    "between",
+    "each_learner",
+    "final_settings",
+    "learners",
+    "log_spread",
+    "mean",
+    "measure",
+    "of_learner",
+    "ratio_errors",
+    "reserve_of",
+    "rms",
+    "sections",
+    "stored",
+    "summary",
+    "tracked",
+    "train",
+    "walk",
+    "world_of",
+]

@@ -1,0 +1,115 @@
+"""PACT and PACT-R on development and final worlds: docs/pact-protocol.md, docs/pact.md.
+
+    python -m research.pact train RUNS [WORLD...] # the final worlds, in order, or those named; resumable
+    python -m research.pact develop RUN...        # development runs, into docs/results/pact/development-two/
+    python -m research.pact final RUNS            # once: final worlds not measured yet, into docs/results/pact/final/
+    python -m research.pact sizes RUNS            # other sizes and controls: train and measure, into .../sizes/
+    python -m research.pact cifar RUN...          # once, with TCIL_DATA=DIR: runs without a reserve, into .../cifar100/
+    python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 with and without it
+    python -m research.pact constants             # PACT's constants, from the development runs of round one
+    python -m research.pact tables NAME [WORLD...]  # every table of what is kept in docs/results/pact/NAME
+    python -m research.pact candidates            # the test of round three: F3 and F4
+    python -m research.pact page                  # the tables of docs/pact.md, from what is kept
+
+Every method turns what is known after a task into probabilities of the test images. Where a development run has no
+reserve, two images of each old class are taken out of its test set and serve as one. Tasks without old classes are left
+out: nothing is to be balanced there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from research.pact import constants, page, sizes
+from research.pact.measuring import STORED, store, stored
+from research.pact.tables import candidates, summary
+from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
+from tcil.experiments.runs.store import RunFolder
+
+
+def keep(name: str, folders: Iterable[Path]) -> None:
+    """Measure these runs once, and print the tables of all that are kept under this name."""
+    store(name, folders)
+    print("\n".join(summary(stored(name))))
+
+
+def final(out: Path) -> None:
+    """The final worlds that have no record yet, as far as every learner is trained, by the protocol's order."""
+    folders = list[Path]()
+    for world in FINAL:
+        own = [out / final_settings(world, learner).name for learner in LEARNERS]
+        kept = [folder for folder in own if (STORED / "final" / f"{folder.name}.json").exists()]
+        done = [folder for folder in own if RunFolder(folder).read_results() is not None]
+        print(f"{world}: {len(done)} of {len(own)} runs are trained, {len(kept)} measured before")
+        if len(done) == len(own):
+            folders += done
+    keep("final", folders)
+
+
+def cost(out: Path) -> None:
+    """The accuracy of F1 with and without a reserve, of the learners for which both were trained."""
+    lines = list[str]()
+    for learner in LEARNERS:
+        pair = [RunFolder(out / final_settings("F1", learner, r).name).read_results() for r in (0, RESERVED)]
+        if all(result is not None for result in pair):
+            values = [
+                100 * float(np.mean([task.calibrators["vanilla"].accuracy for task in result.tasks]))  # type: ignore[union-attr, arg-type]
+                for result in pair
+            ]
+            lines.append(
+                f"- {learner.upper()}: accuracy {values[0]:.2f} % without a reserve, {values[1]:.2f} % with it"
+            )
+    print("\n".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m research.pact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("final", "cost", "sizes"):
+        commands.add_parser(name).add_argument("out", type=Path)
+    trained = commands.add_parser("train")
+    trained.add_argument("out", type=Path)
+    trained.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
+    for name in ("develop", "cifar"):
+        commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
+    kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
+    tables = commands.add_parser("tables")
+    tables.add_argument("name", choices=kept)
+    tables.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
+    commands.add_parser("constants")
+    commands.add_parser("candidates")
+    commands.add_parser("page")
+    given = parser.parse_args()
+    if given.command == "train":
+        train(given.out, given.worlds or FINAL)
+    elif given.command == "final":
+        final(given.out)
+    elif given.command == "cost":
+        cost(given.out)
+    elif given.command == "sizes":
+        sizes.run(given.out)
+    elif given.command == "develop":
+        keep("development-two", given.runs)
+    elif given.command == "cifar":
+        keep("cifar100", given.runs)
+    elif given.command == "tables":
+        seeds = {WORLDS[world]["seed"] for world in given.worlds or WORLDS}
+        records = stored(given.name)
+        chosen = [record for record in records if not given.worlds or record["about"]["seed"] in seeds]
+        print("\n".join(summary(chosen)))
+    elif given.command == "candidates":
+        print("\n".join(candidates(stored("final"))))
+    elif given.command == "constants":
+        constants.fit()
+    else:
+        page.write()
+
+
+if __name__ == "__main__":
+    main()

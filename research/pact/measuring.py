@@ -1,0 +1,203 @@
+"""What is measured of a run, task by task, and kept under docs/results/pact."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import track
+from torch import Tensor
+
+import tcil
+from research import ROOT
+from research.beyond import Known, fit_on, oracle
+from research.pact.methods import BASES, FAMILIES, METHODS, OURS, Method, log_spread, reserve_of
+from research.pact.worlds import LEARNERS, RESERVED
+from tcil.calibration.calibrators.pact import PACTEvidence
+from tcil.calibration.calibrators.pact import evidence as pieces
+from tcil.calibration.calibrators.tcil import TCILEvidence
+from tcil.experiments.config.settings import RunSettings
+from tcil.experiments.runs.entries import FinishedTask
+from tcil.experiments.runs.run import Run
+from tcil.experiments.runs.store import RunFolder
+from tcil.foundation.files import replace_file
+
+STORED = ROOT / "docs/results/pact"
+
+
+def scores(log_probs: Tensor, known: Known) -> dict[str, float]:
+    """All metrics of a task; ECE, accuracy and AURC in percent."""
+    probs, labels, metrics = log_probs.exp(), known.task.test_columns, tcil.metrics
+    groups = metrics.predicted_groups(probs, known.task.new_columns)
+    ece = metrics.expected_calibration_error(probs, labels, groups=groups)
+    by_group = [value for name in ("old", "new") if (value := ece.by_group.get(name)) is not None]
+    values = {
+        "pooled": 100 * float(ece),
+        "group": 100 * float(np.mean(by_group)),
+        "smooth": 100 * float(metrics.smooth_calibration_error(probs, labels)),
+        "debiased": 100 * float(metrics.debiased_calibration_error(probs, labels)),
+        "nll": float(-log_probs.gather(1, labels[:, None]).mean()),
+        "brier": float(metrics.brier_score(probs, labels)),
+        "aurc": 100 * float(metrics.area_under_risk_coverage(probs, labels)),
+        "accuracy": 100 * float(metrics.accuracy(probs, labels)),
+    }
+    return {name: round(value, 5) for name, value in values.items()}
+
+
+def harm_interval(ours: Tensor, other: Tensor, labels: Tensor) -> tuple[float, float]:
+    """The 95 % bootstrap interval, over test images, of the difference in pooled ECE, in percent."""
+    rng, n = np.random.default_rng(0), len(labels)
+    sides = []
+    for log_probs in (ours, other):
+        confidence, predicted = log_probs.exp().max(dim=1)
+        place = np.clip(np.ceil(10 * confidence.numpy()).astype(int) - 1, 0, 9)
+        sides.append((place, confidence.numpy() - (predicted == labels).double().numpy()))
+    draws = []
+    for _ in range(200):
+        weight = rng.multinomial(n, np.full(n, 1 / n))
+        eces = [np.abs(np.bincount(place, weight * gap, minlength=10)).sum() / n for place, gap in sides]
+        draws.append(100 * (eces[0] - eces[1]))
+    return float(np.quantile(draws, 0.025)), float(np.quantile(draws, 0.975))
+
+
+def with_reserve(task: FinishedTask, drawn: dict[int, Tensor], seed: int) -> FinishedTask:
+    """The task, with images of old classes out of its test set for a reserve, the same ones after every task."""
+    columns = task.test_columns
+    for column in range(task.new_columns.stop):
+        if column not in drawn:
+            own, generator = int((columns == column).sum()), torch.Generator().manual_seed(1000 * seed + column)
+            drawn[column] = torch.randperm(own, generator=generator)[:RESERVED]
+    taken = torch.cat([(columns == c).nonzero().squeeze(1)[drawn[c]] for c in range(task.new_columns.stop)])
+    rest = torch.ones(len(columns), dtype=torch.bool)
+    rest[taken] = False
+    return replace(
+        task, test_logits=task.test_logits[rest], test_columns=columns[rest],
+        reserve_logits=task.test_logits[taken], reserve_columns=columns[taken],
+    )  # fmt: skip
+
+
+def data_folder() -> Path | None:
+    """Where CIFAR-100 is: the folder that TCIL_DATA names."""
+    named = os.environ.get("TCIL_DATA")
+    return Path(named) if named else None
+
+
+Walked = tuple[FinishedTask, TCILEvidence]
+
+
+def walk(folder: Path) -> tuple[dict[str, Any], Iterable[Walked]]:
+    """What a run is, and each task of it with T-CIL's evidence; of a run that went no further, its first tasks."""
+    results, stored = RunFolder(folder).read_results(), RunFolder(folder).read_settings()
+    n_tasks = None if results is None else len(results.tasks)
+    settings = RunSettings.model_validate(stored.record() if stored is not None else {})
+    run = Run(settings, folder, data=data_folder())
+    about = {key: getattr(settings, key) for key in ("dataset", "learner", "seed", "memory", "validation", "reserve")}
+
+    def tasks() -> Iterable[Walked]:
+        drawn = dict[int, Tensor]()
+        with run.threads():
+            for task, memory, learner in islice(run.walk(), n_tasks):
+                finished = run.finished(task, memory, learner, {})
+                assert finished.model is not None
+                evidence = tcil.TCIL().evidence(
+                    finished.model, finished.memory, finished.valid, finished.new_columns, classes=finished.seen
+                )
+                if not len(finished.reserve_columns):
+                    finished = with_reserve(finished, drawn, settings.seed)
+                yield finished, evidence
+
+    return {**about, "tasks": len(run.stream), "classes": run.n_classes, "run": folder.name}, tasks()
+
+
+def measure(
+    folder: Path, methods: Mapping[str, Method], ours: Sequence[str] = OURS, walked: Callable[..., Any] = walk
+) -> dict[str, Any]:
+    """These methods on every task with old classes of a run; of `ours` also what they believe, and their harm."""
+    about, tasks = walked(folder)
+    memories: dict[str, dict[str, Any]] = {name: {} for name in methods}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
+    states = list[dict[str, Any]]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tcil.CalibrationWarning)
+        for finished, evidence in tasks:
+            found = dict[str, Tensor]()
+            for name, method in methods.items():
+                known = Known(finished, evidence, {}, {}, memories[name])
+                if known.old or "PACT" in name:
+                    found[name] = method(known)
+                if known.old:
+                    rows[name].append(scores(found[name], known))
+            known = Known(finished, evidence, {}, {})
+            states.append(state_of(known, memories, rows, found, ours) if known.old else first_state(known))
+    return {"about": about, "scores": rows, "states": states}
+
+
+def first_state(known: Known) -> dict[str, Any]:
+    """The first task's: only T."""
+    logits, columns = known.valid
+    truth = math.log(fit_on((known.task.test_logits, known.task.test_columns)))
+    return {
+        "oracle": [truth, None],
+        "new_classes": pieces.temperature_with_error(logits, columns),
+        "log_spread": log_spread(known.task.memory_logits),
+    }
+
+
+def state_of(
+    known: Known,
+    memories: dict[str, dict[str, Any]],
+    rows: dict[str, list[dict[str, float]]],
+    found: dict[str, Tensor],
+    ours: Sequence[str],
+) -> dict[str, Any]:
+    """What the pieces say, what is believed, what is true, and the harm."""
+    truth = oracle(known)
+    logits, columns = known.valid
+    state: dict[str, Any] = {
+        "oracle": truth,
+        "log_imbalance": known.log_imbalance,
+        "log_spread": log_spread(known.task.memory_logits),
+        "surrogate": pieces.surrogate(known.evidence),
+        "new_classes": pieces.temperature_with_error(logits[:, known.old :], columns - known.old),
+        "label_shift": pieces.label_shift(logits, columns, known.evidence.is_new, truth[0]),
+        "n_test": len(known.task.test_columns),
+        "n_reserve": len(reserve_of(known)[1]),
+        "belief": {},
+        "harm": {},
+    }
+    best = min(BASES, key=lambda name: rows[name][-1]["pooled"])
+    for name in ours:
+        belief: PACTEvidence = memories[name]["belief"]
+        state["belief"][name] = [
+            belief.log_temperature, belief.log_temperature_error, belief.bias, belief.bias_error,
+            max(memories[name]["surprises"]),
+        ]  # fmt: skip
+        interval = harm_interval(found[name], found[best], known.task.test_columns)
+        state["harm"][name] = [rows[name][-1]["pooled"] - rows[best][-1]["pooled"], *interval]
+    return state
+
+
+def store(name: str, folders: Iterable[Path], families: Sequence[str] = FAMILIES) -> None:
+    """Measure these runs once and keep what was found."""
+    (STORED / name).mkdir(parents=True, exist_ok=True)
+    methods = {method: apply for method, (family, apply) in METHODS.items() if family in families}
+    for folder in track(list(folders), description=name):
+        path = STORED / name / f"{folder.name}.json"
+        if not path.exists():
+            replace_file(path, (json.dumps(measure(folder, methods)) + "\n").encode())
+
+
+def stored(name: str, complete: bool = False) -> list[dict[str, Any]]:
+    """What was found; if only what is `complete` counts, of worlds that every learner was measured on."""
+    records = [json.loads(path.read_text()) for path in sorted((STORED / name).glob("*.json"))]
+    seeds = [record["about"]["seed"] for record in records]
+    return [r for r in records if not complete or seeds.count(r["about"]["seed"]) == len(LEARNERS)]
