@@ -5,8 +5,9 @@
     python -m research.pact final RUNS            # once: final worlds not measured yet, into docs/results/pact/final/
     python -m research.pact sizes RUNS            # other sizes and controls: train and measure, into .../sizes/
     python -m research.pact cifar RUN...          # once, with TCIL_DATA=DIR: runs without a reserve, into .../cifar100/
+    python -m research.pact small RUN...          # once, with TCIL_DATA=DIR: round four, into .../small/
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 with and without it
-    python -m research.pact constants             # PACT's constants, from the development runs of round one
+    python -m research.pact constants [NAME...]   # PACT's constants, from the development runs of round one or others
     python -m research.pact tables NAME [WORLD...]  # every table of what is kept in docs/results/pact/NAME
     python -m research.pact candidates            # the test of round three: F3 and F4
     python -m research.pact page                  # the tables of docs/pact.md, from what is kept
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from research.pact import constants, page, sizes
+from research.pact import constants, page, sizes, small
 from research.pact.measuring import STORED, store, stored
 from research.pact.tables import candidates, summary
 from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
@@ -76,13 +77,13 @@ def main() -> None:
     trained = commands.add_parser("train")
     trained.add_argument("out", type=Path)
     trained.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
-    for name in ("develop", "cifar"):
+    for name in ("develop", "cifar", "small"):
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
     tables = commands.add_parser("tables")
     tables.add_argument("name", choices=kept)
     tables.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
-    commands.add_parser("constants")
+    commands.add_parser("constants").add_argument("names", nargs="*", choices=[*kept, []], metavar="NAME")
     commands.add_parser("candidates")
     commands.add_parser("page")
     given = parser.parse_args()
@@ -98,6 +99,8 @@ def main() -> None:
         keep("development-two", given.runs)
     elif given.command == "cifar":
         keep("cifar100", given.runs)
+    elif given.command == "small":
+        small.run(given.runs)
     elif given.command == "tables":
         seeds = {WORLDS[world]["seed"] for world in given.worlds or WORLDS}
         records = stored(given.name)
@@ -106,7 +109,7 @@ def main() -> None:
     elif given.command == "candidates":
         print("\n".join(candidates(stored("final"))))
     elif given.command == "constants":
-        constants.fit()
+        constants.fit(given.names or ["development"])
     else:
         page.write()
 

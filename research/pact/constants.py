@@ -59,10 +59,10 @@ def _densities(states: Sequence[dict[str, Any]], c: PACTConstants) -> Iterable[f
                 yield 0.5 * (truth - value) ** 2 / wide + 0.5 * math.log(wide)
 
 
-def fit() -> None:
-    """The most likely constants on the development runs: those stored for docs/beyond.md, and those of this study."""
+def fit(names: Sequence[str]) -> None:
+    """The most likely constants on the runs stored for docs/beyond.md and on these of this study."""
     records = [json.loads(path.read_text()) for path in sorted((ROOT / "docs/results/beyond").glob("*.json"))]
-    records += stored("development")
+    records += [record for name in names for record in stored(name)]
 
     def at(x: np.ndarray[Any, Any]) -> PACTConstants:
         return PACTConstants(**dict(zip(FITTED, np.exp(np.clip(x, -3, 1)).tolist(), strict=True)))

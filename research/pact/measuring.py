@@ -186,14 +186,14 @@ def state_of(
     return state
 
 
-def store(name: str, folders: Iterable[Path], families: Sequence[str] = FAMILIES) -> None:
+def store(name: str, folders: Iterable[Path], families: Sequence[str] = FAMILIES, ours: Sequence[str] = OURS) -> None:
     """Measure these runs once and keep what was found."""
     (STORED / name).mkdir(parents=True, exist_ok=True)
     methods = {method: apply for method, (family, apply) in METHODS.items() if family in families}
     for folder in track(list(folders), description=name):
         path = STORED / name / f"{folder.name}.json"
         if not path.exists():
-            replace_file(path, (json.dumps(measure(folder, methods)) + "\n").encode())
+            replace_file(path, (json.dumps(measure(folder, methods, ours)) + "\n").encode())
 
 
 def stored(name: str, complete: bool = False) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from research import ROOT
-from research.pact import sizes
+from research.pact import sizes, small
 from research.pact.measuring import stored
 from research.pact.tables import summary
 from tcil.foundation.files import replace_file
@@ -11,8 +11,8 @@ from tcil.foundation.files import replace_file
 
 def sections() -> dict[str, list[str]]:
     """The tables of docs/pact.md, by name."""
-    found = {name: summary(stored(name, complete=name == "final"), short=True) for name in ("final", "cifar100")}
-    return {**found, "sizes": sizes.table(sizes.stored())}
+    final = summary(stored("final", complete=True), short=True)
+    return {"final": final, "sizes": sizes.table(sizes.stored()), "small": small.tables(small.stored())}
 
 
 def write() -> None:

@@ -1,0 +1,120 @@
+"""PACT and PACT-R at the paper's size, round four: the command `python -m research.pact small`.
+
+The runs are those of `tcil reproduce all --schedule small`. Most have no reserve: there two test images of each class
+serve as one, beside the memory. ER and WA on CIFAR-100, seed 1, were measured in round two (`cifar100`) and had been
+looked at; they are in the tables for comparison and take no part in the judgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from research.pact import measuring
+from research.pact.methods import FAMILIES
+from research.pact.tables import each_learner, harms, learners, mean, ratio_errors, rms
+
+OURS = ("PACT", "PACT-R", "PACT, wider", "PACT-R, wider")
+SHOWN = ("Vanilla", "TS", "T-CIL", "PACT", "PACT-R", "balanced TS", "BiC layer and T", "Optimal TS", "Optimal group TS")
+TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
+MANY = 50  # kept images from which PACT-R's stricter goals hold
+FEW_NEW = 4  # new classes of a task below which a world is reported apart
+
+
+def run(folders: Iterable[Path]) -> None:
+    """Measure what has no record yet, and print the tables."""
+    measuring.store("small", folders, (*FAMILIES, "round four"), OURS)
+    print("\n".join(tables(stored())))
+
+
+def stored() -> list[dict[str, Any]]:
+    """What was measured, and the runs of round two that no later record replaces."""
+    records = measuring.stored("small")
+    names = {record["about"]["run"] for record in records}
+    earlier = [record for record in measuring.stored("cifar100") if record["about"]["run"] not in names]
+    for record in earlier:
+        record["about"]["looked at"] = True
+    return sorted([*earlier, *records], key=_place)
+
+
+def _place(record: dict[str, Any]) -> tuple[Any, ...]:
+    about = record["about"]
+    order = list(TITLES), ["er", "eeil", "wa", "der"]
+    return (
+        order[0].index(about["dataset"]),
+        about["tasks"],
+        about["reserve"],
+        about["seed"],
+        order[1].index(about["learner"]),
+    )
+
+
+def world(record: dict[str, Any]) -> str:
+    """A run's data in words."""
+    about = record["about"]
+    words = f"{TITLES[about['dataset']]}, {about['tasks']} tasks, seed {about['seed']}"
+    return words + (", reserve in the memory" if about["reserve"] else "") + (" *" if "looked at" in about else "")
+
+
+def with_many(record: dict[str, Any]) -> dict[str, Any] | None:
+    """The run with nothing but tasks of so many kept images that PACT-R's stricter goals hold; None if it has none."""
+    after_first = [state for state in record["states"] if "harm" in state]
+    chosen = [i for i, state in enumerate(after_first) if state["n_reserve"] >= MANY]
+    scores = {name: [rows[i] for i in chosen] for name, rows in record["scores"].items()}
+    states = [state if state.get("n_reserve", 0) >= MANY else {} for state in record["states"]]  # in their places
+    return {**record, "scores": scores, "states": states} if chosen else None
+
+
+def tables(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Every run; then the goals, over runs that had not been looked at, by learner."""
+    if not records:
+        return ["(none yet)"]
+    lines = ["**Pooled ECE / ECE by predicted group, %; mean over tasks with old classes**", ""]
+    lines += [
+        "| data | learner | " + " | ".join(SHOWN) + " | largest harm, PACT | PACT-R |",
+        "|" + "---|" * (len(SHOWN) + 4),
+    ]
+    for record in records:
+        cells = [f"{mean([record], m, 'pooled'):.2f} / {mean([record], m, 'group'):.2f}" for m in SHOWN]
+        harm = [max(s["harm"][m][0] for s in record["states"] if "harm" in s) for m in ("PACT", "PACT-R")]
+        learner = record["about"]["learner"].upper()
+        lines.append(f"| {world(record)} | {learner} | {' | '.join(cells)} | {harm[0]:+.1f} | {harm[1]:+.1f} |")
+    lines += ["", "\\* measured in round two, looked at before this round", ""]
+    fresh = [record for record in records if "looked at" not in record["about"]]
+    large = [r for r in fresh if r["about"]["classes"] / r["about"]["tasks"] >= FEW_NEW]
+    parts = {
+        "four new classes a task or more": large,
+        f"of these, tasks with {MANY} kept images or more": [part for r in large if (part := with_many(r))],
+        "two new classes a task": [r for r in fresh if r not in large],
+    }
+    for title, own in parts.items():
+        if own:
+            lines += [*goals(title, own), ""]
+    return lines[:-1]
+
+
+def goals(title: str, records: Sequence[dict[str, Any]]) -> list[str]:
+    """The goals of round one, by learner, runs of a learner counting equally."""
+    names = learners(records)
+    runs = ", ".join(f"{name.upper()} {sum(r['about']['learner'] == name for r in records)}" for name in names)
+    lines = [f"**Goals: {title}** (runs: {runs})", ""]
+    lines += [
+        "| measure | method | all | " + " | ".join(n.upper() for n in names) + " |",
+        "|" + "---|" * (len(names) + 3),
+    ]
+    for method in OURS:
+        less = each_learner(records, lambda r: mean(r, method, "pooled") - mean(r, "Optimal TS", "pooled"))  # noqa: B023
+        ratio = each_learner(records, lambda r: mean(r, method, "group") / mean(r, "Optimal group TS", "group"))  # noqa: B023
+        nll = each_learner(records, lambda r: mean(r, method, "nll") - mean(r, "Optimal TS", "nll"))  # noqa: B023
+        of_t = each_learner(records, lambda r: rms(ratio_errors(r, method, 0)))  # noqa: B023
+        of_b = each_learner(records, lambda r: rms(ratio_errors(r, method, 1)))  # noqa: B023
+        for what, form, cells in (
+            ("pooled ECE less Optimal TS", "{:+.2f}", less),
+            ("by group / two oracle temperatures", "{:.2f}", ratio),
+            ("NLL less Optimal TS", "{:+.3f}", nll),
+            ("RMS of error / claimed, log T", "{:.2f}", of_t),
+            ("RMS of error / claimed, b", "{:.2f}", of_b),
+        ):
+            lines.append(f"| {what} | {method} | {' | '.join(form.format(cell) for cell in cells)} |")
+    return [*lines, "", *harms(records, OURS)]
