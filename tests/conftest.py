@@ -31,7 +31,7 @@ WHOLE_FILES = {
     "test_resume": "training", "test_run": "training", "test_run_folder_machine": "training", "test_trust": "training",
     "test_packing": "training",
 }  # fmt: skip
-FUZZ = ROOT / "tests" / "fuzz"
+FUZZ = f"{ROOT / 'tests' / 'fuzz'}{os.sep}"
 LONG = {"slow", "processes", "training", "ray", "fuzz"}  # markers of tests that go to whichever worker is free
 # Files of which the first to run pays for all: what an export imports, the scripts of pages.
 TOGETHER = {
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(shared))  # one worker makes them, once
         if "bf16" in getattr(item, "fixturenames", ()):
             item.add_marker("processes")  # one that may die tells whether this processor can
-        if FUZZ in item.path.parents:
+        if str(item.path).startswith(FUZZ):
             item.add_marker("fuzz")
         if marker := WHOLE_FILES.get(item.path.stem):
             item.add_marker(marker)
@@ -64,8 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)  # also in the process that hands out the tests, which collects none itself
 def pytest_runtestloop() -> None:
     """From here on garbage is collected, more rarely than usual and without what has been imported."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # the little garbage of imports too: to look for it takes longer than it is worth
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
