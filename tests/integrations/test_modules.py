@@ -15,7 +15,11 @@ from conftest import ROOT
 FRAMEWORKS = ("avalanche", "lightning", "onnx", "transformers")  # each a module, an extra and a package
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+# An export takes two seconds: `make check` has one already, in test_onnx.py.
+EXPORTS = {"onnx": [pytest.mark.training, pytest.mark.xdist_group("export")]}
+
+
+@pytest.mark.parametrize("framework", [pytest.param(name, marks=EXPORTS.get(name, ())) for name in FRAMEWORKS])
 def test_doctests(framework):
     name = f"tcil.integrations.{framework}"
     try:
