@@ -13,9 +13,10 @@ from typing import Any
 
 from research.pact import measuring
 from research.pact.methods import FAMILIES
-from research.pact.tables import each_learner, harms, learners, mean, ratio_errors, rms
+from research.pact.tables import each_learner, harmful_large, harms, learners, mean, ratio_errors, rms
 
-OURS = ("PACT", "PACT-R", "PACT, wider", "PACT-R, wider")
+SHIPPED = ("PACT", "PACT-R")
+OURS = (*SHIPPED, "PACT, wider", "PACT-R, wider")
 SHOWN = ("Vanilla", "TS", "T-CIL", "PACT", "PACT-R", "balanced TS", "BiC layer and T", "Optimal TS", "Optimal group TS")
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
 MANY = 50  # kept images from which PACT-R's stricter goals hold
@@ -83,38 +84,55 @@ def tables(records: Sequence[dict[str, Any]]) -> list[str]:
     lines += ["", "\\* measured in round two, looked at before this round", ""]
     fresh = [record for record in records if "looked at" not in record["about"]]
     large = [r for r in fresh if r["about"]["classes"] / r["about"]["tasks"] >= FEW_NEW]
+    many = [part for record in large if (part := with_many(record))]
     parts = {
         "four new classes a task or more": large,
-        f"of these, tasks with {MANY} kept images or more": [part for r in large if (part := with_many(r))],
+        f"of these, tasks with {MANY} kept images or more": many,
         "two new classes a task": [r for r in fresh if r not in large],
     }
     for title, own in parts.items():
         if own:
             lines += [*goals(title, own), ""]
-    return lines[:-1]
+    if large:
+        lines += [*harms(large, SHIPPED), "", *candidate(large)]
+    return lines
+
+
+def measures(records: Sequence[dict[str, Any]], method: str) -> list[list[float]]:
+    """What the goals are about, of all learners and of each."""
+    return [
+        each_learner(records, lambda r: mean(r, method, "pooled") - mean(r, "Optimal TS", "pooled")),
+        each_learner(records, lambda r: mean(r, method, "group") / mean(r, "Optimal group TS", "group")),
+        each_learner(records, lambda r: mean(r, method, "nll") - mean(r, "Optimal TS", "nll")),
+        each_learner(records, lambda r: rms(ratio_errors(r, method, 0))),
+        each_learner(records, lambda r: rms(ratio_errors(r, method, 1))),
+    ]
 
 
 def goals(title: str, records: Sequence[dict[str, Any]]) -> list[str]:
     """The goals of round one, by learner, runs of a learner counting equally."""
     names = learners(records)
-    runs = ", ".join(f"{name.upper()} {sum(r['about']['learner'] == name for r in records)}" for name in names)
-    lines = [f"**Goals: {title}** (runs: {runs})", ""]
-    lines += [
-        "| measure | method | all | " + " | ".join(n.upper() for n in names) + " |",
-        "|" + "---|" * (len(names) + 3),
+    columns = [column for method in SHIPPED for column in measures(records, method)]
+    heads = " | ".join(f"{method}: pooled | by group | NLL | RMS log T | b" for method in SHIPPED)
+    lines = [f"**Goals: {title}**", "", f"| learner | runs | {heads} |", "|" + "---|" * (2 + 5 * len(SHIPPED))]
+    for i, name in enumerate(["all", *names]):
+        runs = sum(name in ("all", record["about"]["learner"]) for record in records)
+        forms = ("{:+.2f}", "{:.2f}", "{:+.3f}", "{:.2f}", "{:.2f}") * len(SHIPPED)
+        cells = [form.format(column[i]) for form, column in zip(forms, columns, strict=True)]
+        lines.append(f"| {name if name == 'all' else name.upper()} | {runs} | {' | '.join(cells)} |")
+    return lines
+
+
+def candidate(records: Sequence[dict[str, Any]]) -> list[str]:
+    """The test of round four: the means over learners, and tasks with harm above 1."""
+    lines = [
+        "**The candidate**",
+        "",
+        "| method | pooled | by group | NLL | RMS log T | b | harm above 1 |",
+        "|" + "---|" * 7,
     ]
     for method in OURS:
-        less = each_learner(records, lambda r: mean(r, method, "pooled") - mean(r, "Optimal TS", "pooled"))  # noqa: B023
-        ratio = each_learner(records, lambda r: mean(r, method, "group") / mean(r, "Optimal group TS", "group"))  # noqa: B023
-        nll = each_learner(records, lambda r: mean(r, method, "nll") - mean(r, "Optimal TS", "nll"))  # noqa: B023
-        of_t = each_learner(records, lambda r: rms(ratio_errors(r, method, 0)))  # noqa: B023
-        of_b = each_learner(records, lambda r: rms(ratio_errors(r, method, 1)))  # noqa: B023
-        for what, form, cells in (
-            ("pooled ECE less Optimal TS", "{:+.2f}", less),
-            ("by group / two oracle temperatures", "{:.2f}", ratio),
-            ("NLL less Optimal TS", "{:+.3f}", nll),
-            ("RMS of error / claimed, log T", "{:.2f}", of_t),
-            ("RMS of error / claimed, b", "{:.2f}", of_b),
-        ):
-            lines.append(f"| {what} | {method} | {' | '.join(form.format(cell) for cell in cells)} |")
-    return [*lines, "", *harms(records, OURS)]
+        pooled, group, nll, of_t, of_b = (column[0] for column in measures(records, method))
+        harm = harmful_large(records, method)
+        lines.append(f"| {method} | {pooled:+.2f} | {group:.2f} | {nll:+.4f} | {of_t:.2f} | {of_b:.2f} | {harm} |")
+    return lines
