@@ -8,7 +8,7 @@ from conftest import ROOT
 from research import pact
 
 
-@pytest.mark.parametrize("name", ["final", "small", "sizes"])
+@pytest.mark.parametrize("name", ["final", "small", "sizes", "imbalance", "draws"])
 def test_the_tables_are_those_of_the_stored_records(name):
     page = (ROOT / "docs/pact.md").read_text(encoding="utf-8")
     drawn = page.split(f"<!-- tables: {name} -->")[1].split(f"<!-- end of {name} -->")[0]

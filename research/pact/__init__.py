@@ -1,7 +1,8 @@
 """The study of PACT and PACT-R: docs/pact.md, docs/pact-protocol.md.
 
 `worlds` says what is trained, `methods` what is compared, `measuring` what is measured of a run and kept, `tables` how
-it is summarised. `constants` fits those of PACT, `sizes` changes one setting at a time, `page` writes docs/pact.md.
+it is summarised. `constants` fits those of PACT, `sizes` changes one setting at a time, `imbalance` what PACT is
+told, `draws` the validation set alone; `page` writes the tables of docs/pact.md.
 """
 
 from research.pact.measuring import STORED, measure, stored, walk

@@ -1,12 +1,14 @@
 """PACT and PACT-R on development and final worlds: docs/pact-protocol.md, docs/pact.md.
 
-    python -m research.pact train RUNS [WORLD...] # the final worlds, in order, or those named; resumable
+    python -m research.pact train RUNS [WORLD...] [--reserve N] [--learners NAME...]   # final worlds, or those named
     python -m research.pact develop RUN...        # development runs, into docs/results/pact/development-two/
     python -m research.pact final RUNS            # once: final worlds not measured yet, into docs/results/pact/final/
     python -m research.pact sizes RUNS            # other sizes and controls: train and measure, into .../sizes/
     python -m research.pact cifar RUN...          # once, with TCIL_DATA=DIR: runs without a reserve, into .../cifar100/
     python -m research.pact small RUN...          # once, with TCIL_DATA=DIR: round four, into .../small/
-    python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 with and without it
+    python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: train and measure, into .../imbalance/
+    python -m research.pact draws RUNS            # several validation sets of one network, into .../draws/
+    python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 and D1 with and without it
     python -m research.pact constants [NAME...]   # PACT's constants, from the development runs of round one or others
     python -m research.pact tables NAME [WORLD...]  # every table of what is kept in docs/results/pact/NAME
     python -m research.pact candidates            # the test of round three: F3 and F4
@@ -20,12 +22,13 @@ out: nothing is to be balanced there.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from research.pact import constants, page, sizes, small
+from research.pact import constants, draws, imbalance, page, sizes, small
 from research.pact.measuring import STORED, store, stored
 from research.pact.tables import candidates, summary
 from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
@@ -52,17 +55,17 @@ def final(out: Path) -> None:
 
 
 def cost(out: Path) -> None:
-    """The accuracy of F1 with and without a reserve, of the learners for which both were trained."""
+    """The accuracy of F1 and D1 with and without a reserve, of the learners for which both were trained."""
     lines = list[str]()
-    for learner in LEARNERS:
-        pair = [RunFolder(out / final_settings("F1", learner, r).name).read_results() for r in (0, RESERVED)]
+    for world, learner in itertools.product(("F1", "D1"), LEARNERS):
+        pair = [RunFolder(out / final_settings(world, learner, r).name).read_results() for r in (0, RESERVED)]
         if all(result is not None for result in pair):
             values = [
                 100 * float(np.mean([task.calibrators["vanilla"].accuracy for task in result.tasks]))  # type: ignore[union-attr, arg-type]
                 for result in pair
             ]
             lines.append(
-                f"- {learner.upper()}: accuracy {values[0]:.2f} % without a reserve, {values[1]:.2f} % with it"
+                f"- {world} {learner.upper()}: accuracy {values[0]:.2f} % without a reserve, {values[1]:.2f} % with it"
             )
     print("\n".join(lines))
 
@@ -72,11 +75,13 @@ def main() -> None:
         prog="python -m research.pact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("final", "cost", "sizes"):
+    for name in ("final", "cost", "sizes", "imbalance", "draws"):
         commands.add_parser(name).add_argument("out", type=Path)
     trained = commands.add_parser("train")
     trained.add_argument("out", type=Path)
     trained.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
+    trained.add_argument("--reserve", type=int, default=RESERVED)
+    trained.add_argument("--learners", nargs="+", choices=LEARNERS, default=LEARNERS)
     for name in ("develop", "cifar", "small"):
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
@@ -88,13 +93,17 @@ def main() -> None:
     commands.add_parser("page")
     given = parser.parse_args()
     if given.command == "train":
-        train(given.out, given.worlds or FINAL)
+        train(given.out, given.worlds or FINAL, given.reserve, given.learners)
     elif given.command == "final":
         final(given.out)
     elif given.command == "cost":
         cost(given.out)
     elif given.command == "sizes":
         sizes.run(given.out)
+    elif given.command == "imbalance":
+        imbalance.run(given.out)
+    elif given.command == "draws":
+        draws.run(given.out)
     elif given.command == "develop":
         keep("development-two", given.runs)
     elif given.command == "cifar":

@@ -76,16 +76,20 @@ def tracked(
     keep: bool = True,
     average: bool = False,
     spread: str = "",
+    told: Callable[[float], float] | None = None,
 ) -> Method:
     """PACT or PACT-R, or one without some part; the belief is left in `known.memory`.
 
     With `spread` log T moves with the log spread of the exemplars' logits from task to task: by the "whole" change
-    (round two), or by something "between" 0 and the change (round three).
+    (round two), or by something "between" 0 and the change (round three). What it is `told` of log(imbalance) may be
+    something else than the truth.
     """
 
     def method(known: Known) -> Tensor:
         memo = known.memory.get("pact") if history else None
         log_imbalance = known.log_imbalance if known.old else None
+        if told is not None and log_imbalance is not None:
+            log_imbalance = told(log_imbalance)
         state = kind.of(memo, log_imbalance, known.evidence.result.target, constants)
         if spread:
             before, now_spread = known.memory.get("spread"), log_spread(known.task.memory_logits)
@@ -302,7 +306,16 @@ for _name, (_family, _own) in PARTS.items():
 WIDER = replace(NOW, new_class_error=0.10)
 METHODS["PACT, wider"] = "round four", tracked(constants=WIDER)
 METHODS["PACT-R, wider"] = "round four", tracked(constants=WIDER, reserve=True)
-FAMILIES = ("no old data", "reserve", "oracle", "ablation", "predictions too")  # not those of rounds two and four
+# The imbalance that PACT is told, where it is not the truth.
+TOLD: dict[str, Callable[[float], float]] = {
+    "1": lambda log: 0.0,
+    "half of it": lambda log: log - math.log(2),
+    "twice of it": lambda log: log + math.log(2),
+}
+for _name, _told in TOLD.items():
+    METHODS[f"PACT, told {_name}"] = "wrong imbalance", tracked(told=_told)
+    METHODS[f"PACT-R, told {_name}"] = "wrong imbalance", tracked(reserve=True, told=_told)
+FAMILIES = ("no old data", "reserve", "oracle", "ablation", "predictions too")  # others are measured by one study alone
 BASES = ("Vanilla", "TS", "T-CIL")
 OURS = (
     "PACT 0.2", "PACT", "PACT, T by the spread", "PACT, T partly by the spread",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from research import ROOT
-from research.pact import sizes, small
+from research.pact import draws, imbalance, sizes, small
 from research.pact.measuring import stored
 from research.pact.tables import summary
 from tcil.foundation.files import replace_file
@@ -11,8 +11,13 @@ from tcil.foundation.files import replace_file
 
 def sections() -> dict[str, list[str]]:
     """The tables of docs/pact.md, by name."""
-    final = summary(stored("final", complete=True), short=True)
-    return {"final": final, "sizes": sizes.table(sizes.stored()), "small": small.tables(small.stored())}
+    return {
+        "final": summary(stored("final", complete=True), short=True),
+        "sizes": sizes.table(sizes.stored()),
+        "small": small.tables(small.stored()),
+        "imbalance": imbalance.table(stored("imbalance")),
+        "draws": draws.table(stored("draws")),
+    }
 
 
 def write() -> None:

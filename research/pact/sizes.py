@@ -1,7 +1,7 @@
 """PACT in worlds of other sizes, with the frozen method: the command `python -m research.pact sizes`.
 
-Each setting changes one thing of the preset `letters`. The world with index i has the seed 110 + i, which also draws
-its class order, images and validation set. Nothing was tuned on these runs.
+Each setting changes one thing of the preset `letters` (20 tasks: of `letters-large`). The world with index i has the
+seed 110 + i, which also draws its class order, images and validation set. Nothing was tuned on these runs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "unequal classes (5 to 1)": {"smallest_class": 0.2},
     "as the preset": {},
     "label smoothing 0.1": {"learner_options": {"label_smoothing": 0.1}},
+    "20 tasks of 2 classes": {"preset": "letters-large", "tasks": 20},
 }
 SAME_WORLD = {"label smoothing 0.1": "as the preset"}  # a control: the same seed with and without it
-LEARNERS = ("er", "der")
-ONLY = {"label smoothing 0.1": ("er",)}  # which learners have the option
+LEARNERS = ("er", "der", "wa")
+ONLY = {"label smoothing 0.1": ("er",), "20 tasks of 2 classes": ("er",)}  # one has the option; the other is long
 FIRST_SEED = 110
 STORED = measuring.STORED / "sizes"
 IMAGE = ROOT / "docs/images/pact-sizes.svg"

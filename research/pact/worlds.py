@@ -16,6 +16,7 @@ WORLDS: dict[str, dict[str, Any]] = {
     "F3": {"preset": "letters", "seed": 103, "memory": 800, "validation": 80},
     "F5": {"preset": "letters", "seed": 105, "memory": 300, "validation": 200, "tasks": 4},
     "F4": {"preset": "letters-large", "seed": 104, "memory": 560, "validation": 80, "classes": 28, "tasks": 7},
+    "D1": {"preset": "letters", "seed": 121, "memory": 400, "validation": 80},
 }
 FINAL = ("F5", "F3", "F4")  # of round two, in the order of training; F1 and F2, of round one, are development now
 RESERVED = 2
@@ -32,10 +33,12 @@ def final_settings(world: str, learner: str, reserve: int = RESERVED) -> RunSett
     )  # fmt: skip
 
 
-def train(out: Path, worlds: Sequence[str] = FINAL, reserve: int = RESERVED) -> None:
+def train(
+    out: Path, worlds: Sequence[str] = FINAL, reserve: int = RESERVED, learners: Sequence[str] = LEARNERS
+) -> None:
     """Train worlds, one run after another; nothing but the vanilla row is computed."""
     for world in worlds:
-        for learner in LEARNERS:
+        for learner in learners:
             settings = final_settings(world, learner, reserve)
             Run(settings, out / settings.name).execute(["vanilla"])
             print(f"{world} {learner} reserve {reserve}: trained", flush=True)
