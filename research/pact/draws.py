@@ -39,6 +39,7 @@ FOR_VALIDATION = 400  # images of a class in the pool; the rest of it is for res
 POOL = FOR_VALIDATION + RESERVED * max(DRAWS.values())
 OURS = ("PACT", "PACT-R")
 COMPARED = ("TS", "T-CIL", *OURS)
+REFERENCES = ("Vanilla", "Optimal TS", "Optimal T and bias")  # the same for all draws
 STORED = measuring.STORED / "draws"
 
 
@@ -78,6 +79,7 @@ def measure(settings: RunSettings, folder: Path) -> dict[str, Any]:
     memories: dict[Any, dict[str, Any]] = {(*draw, name): {} for draw in draws for name in COMPARED}
     rows: dict[Any, list[list[float]]] = {key: [] for key in memories}
     oracles = list[tuple[float, float]]()
+    references: dict[str, list[list[float]]] = {name: [] for name in REFERENCES}
     pixels, train = Pixels(run.dataset), run.dataset.train
     with run.threads(), warnings.catch_warnings():
         warnings.simplefilter("ignore", tcil.CalibrationWarning)
@@ -96,7 +98,11 @@ def measure(settings: RunSettings, folder: Path) -> dict[str, Any]:
                     learner.model, finished.memory, finished.valid, finished.new_columns, classes=finished.seen
                 )
                 if task.index and not place:
-                    oracles.append(oracle(Known(finished, evidence, {}, {})))
+                    known = Known(finished, evidence, {}, {})
+                    oracles.append(oracle(known))
+                    for name in REFERENCES:
+                        score = measuring.scores(METHODS[name][1](known), known)
+                        references[name].append([score["pooled"], score["group"]])
                 for name in COMPARED:
                     own = memories[size, draw, name]
                     known = Known(finished, evidence, {}, {}, own)
@@ -116,6 +122,7 @@ def measure(settings: RunSettings, folder: Path) -> dict[str, Any]:
         "about": {"learner": settings.learner, "dataset": settings.dataset, "seed": SEED, "run": folder.name},
         "columns": ["pooled ECE, %", "by group, %", "log T", "its claimed error", "b", "its claimed error"],
         "oracle": oracles,
+        "references": references,
         "draws": [
             {"validation": size, "draw": draw, "scores": {name: rows[size, draw, name] for name in COMPARED}}
             for size, draw in draws
@@ -138,22 +145,21 @@ def errors(record: dict[str, Any], size: int, name: str, which: int) -> tuple[fl
 
 
 def table(records: Sequence[dict[str, Any]]) -> list[str]:
-    """One row for each learner, size and method: pooled ECE with its spread, and the errors of log T and b."""
+    """One row for each learner and size: pooled ECEs with their sd over draws, and what PACT's errors are made of."""
     if not records:
         return ["(none yet)"]
     lines = [
-        "| learner | validation images | draws | method | pooled ECE, % | sd over draws | log T: RMS error"
-        " | sd over draws | claimed | b: RMS error | sd over draws | claimed |",
-        "|" + "---|" * 12,
+        "| learner | validation images | draws | " + " | ".join(COMPARED) + " | Optimal TS | PACT, log T | b |"
+        " PACT-R, log T | b |",
+        "|" + "---|" * (len(COMPARED) + 8),
     ]
     for record in sorted(records, key=lambda r: LEARNERS.index(r["about"]["learner"])):
         for size, count in DRAWS.items():
-            for name in COMPARED:
-                pooled = of_method(record, size, name)[:, :, 0].mean(axis=1)
-                cells = [f"{pooled.mean():.2f}", f"{pooled.std(ddof=1):.2f}"]
+            pooled = [of_method(record, size, name)[:, :, 0].mean(axis=1) for name in COMPARED]
+            cells = [f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" for values in pooled]
+            cells.append(f"{np.mean([row[0] for row in record['references']['Optimal TS']]):.2f}")
+            for name in OURS:
                 for which in (0, 1):
-                    cells += [f"{v:.3f}" for v in errors(record, size, name, which)] if name in OURS else [""] * 3
-                lines.append(
-                    f"| {record['about']['learner'].upper()} | {size} | {count} | {name} | {' | '.join(cells)} |"
-                )
+                    cells.append("{:.3f} / {:.3f} / {:.3f}".format(*errors(record, size, name, which)))
+            lines.append(f"| {record['about']['learner'].upper()} | {size} | {count} | {' | '.join(cells)} |")
     return lines
