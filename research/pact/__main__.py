@@ -110,6 +110,8 @@ def main() -> None:
         keep("cifar100", given.runs)
     elif given.command == "small":
         small.run(given.runs)
+    elif given.command == "tables" and given.name == "draws":
+        print("\n".join(draws.table(stored("draws"))))
     elif given.command == "tables":
         seeds = {WORLDS[world]["seed"] for world in given.worlds or WORLDS}
         records = stored(given.name)
