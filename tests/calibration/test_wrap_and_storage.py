@@ -122,6 +122,42 @@ class TestEveryCalibrator:
         np.testing.assert_array_equal(from_numpy, calibrators[name].predict_proba(torch.from_numpy(logits)).numpy())
 
 
+class TestCalibratedTwice:
+    """The probabilities of a calibrated model would be calibrated a second time."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("force", [False, True])
+    def test_a_calibrated_model_is_refused(self, fitted, name, force):
+        task, calibrators = fitted
+        once = calibrators[name].wrap(task.model, wider_head=True)
+        with pytest.raises(ValueError, match=r"^model: got a model that is calibrated already.*Pass its \.model"):
+            calibrators[name].wrap(once, wider_head=True, force=force)
+
+    @pytest.mark.parametrize(
+        "around", [nn.DataParallel, nn.Sequential, lambda once: nn.Sequential(nn.Identity(), once)]
+    )
+    def test_inside_another_module_too(self, fitted, around):
+        task, calibrators = fitted
+        once = calibrators["TCIL"].wrap(task.model)
+        for name in ("TCIL", "TemperatureScaling"):
+            with pytest.raises(ValueError, match=r"^model: got a model that is calibrated already"):
+                calibrators[name].wrap(around(once))
+
+    def test_what_the_message_says_works(self, fitted):
+        task, calibrators = fitted
+        once = calibrators["TCIL"].wrap(task.model)
+        x = task.test[0][:4]
+        assert torch.equal(calibrators["TCIL"].wrap(once.model).eval()(x), once.eval()(x))
+
+    def test_a_calibrator_of_the_calibrated_model_itself_is_accepted(self, task):
+        once = tcil.TCIL().fit(task.model, task.memory, task.valid, task.new_classes).wrap(task.model).eval()
+        again = tcil.PerturbedTemperatureScaling(search="nelder-mead").fit(once, valid=task.valid)
+        twice = again.wrap(once)
+        x = task.test[0][:4]
+        with torch.no_grad():
+            assert torch.allclose(twice(x), again.transform(once(x)))
+
+
 def test_load_finds_the_class_by_itself(fitted, tmp_path):
     path = fitted[1]["EnsembleTemperatureScaling"].save(tmp_path / "c.json")
     assert isinstance(tcil.load(path), tcil.EnsembleTemperatureScaling)
@@ -199,8 +235,9 @@ class TestWidths:
         assert calibrators["TCIL"].wrap(task.model)(task.test[0][:2]).shape == (2, 6)
 
     def test_too_narrow(self, fitted):
-        with pytest.raises(ValueError, match=r"model: got 3 logits"):
+        with pytest.raises(ValueError, match=r"model: got 3 logits; expected .* was fitted on\. Pass the") as told:
             fitted[1]["TCIL"].wrap(tcil.networks.small_cnn(3), force=True)(fitted[0].test[0][:2])
+        assert "wider_head" not in str(told.value)  # it slices heads with more columns
 
 
 def edit(path, **changes):
@@ -290,6 +327,21 @@ class TestDisk:
         with pytest.raises(tcil.NotFittedError):
             tcil.TCIL().save(tmp_path / "c.json")
         assert not list(tmp_path.iterdir())
+
+    def test_a_tilde_is_not_expanded(self, fitted, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        for call in (fitted[1]["TCIL"].save, tcil.load):
+            with pytest.raises(ValueError, match=r"^path: got ~/c\.json.*'~' is not expanded.*expanduser\(\)") as told:
+                call("~/c.json")
+            assert "Create ~" not in str(told.value)
+
+    def test_a_link_is_replaced(self, fitted, tmp_path):
+        target = fitted[1]["TCIL"].save(tmp_path / "target.json")
+        before, link = target.read_bytes(), tmp_path / "link.json"
+        link.symlink_to(target)
+        fitted[1]["TemperatureScaling"].save(link)
+        assert not link.is_symlink()
+        assert target.read_bytes() == before
 
     def test_a_failed_write_leaves_the_old_file(self, fitted, tmp_path, monkeypatch):
         path = fitted[1]["TCIL"].save(tmp_path / "c.json")

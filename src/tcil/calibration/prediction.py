@@ -53,6 +53,9 @@ def predict_logits(
 ) -> tuple[Tensor | npt.NDArray[Any], Tensor | Ints]:
     """Compute the logits of `data` in evaluation mode. The model and all random states are left unchanged.
 
+    A calibrated model, the result of a calibrator's `wrap`, gives its calibrated log-probabilities. Do not pass them to
+    `predict_proba` of the same calibrator, which would calibrate them a second time: take their exponential.
+
     Parameters
     ----------
     model : torch.nn.Module

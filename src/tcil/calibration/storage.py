@@ -63,6 +63,13 @@ def as_path(value: object) -> Path:
     return Path(os.fsdecode(value))
 
 
+def tilde_advice(path: Path) -> str:
+    """Advice for a path that begins with ~, which is not expanded, as in numpy and torch; else empty."""
+    if not str(path).startswith("~"):
+        return ""
+    return "'~' is not expanded: pass Path(path).expanduser()."
+
+
 def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor], form: str = FORMAT) -> Path:
     """Write the record with its small arrays, and larger arrays to a safetensors file next to it."""
     from tcil import __version__
@@ -70,7 +77,8 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor], form: s
     if path.suffix != ".json":
         raise invalid("path", str(path), "a file name that ends in .json", "For instance calibrator.json.")
     if not path.parent.is_dir():
-        raise invalid("path", str(path), "a file in an existing folder", f"Create {path.parent} first.")
+        advice = tilde_advice(path) or f"Create {path.parent} first."
+        raise invalid("path", str(path), "a file in an existing folder", advice)
     inline = {name: value for name, value in arrays.items() if _fits_inline(value)}
     large = {name: value.contiguous() for name, value in arrays.items() if name not in inline}
     beside = None
@@ -129,7 +137,8 @@ def _content(path: Path, largest: int) -> bytes:
         if (stat.S_ISREG(status.st_mode) and status.st_size <= largest) or stat.S_ISDIR(status.st_mode):
             return path.read_bytes()
     except OSError as error:
-        raise invalid("path", f"{path} ({error.strerror})", "an existing file written by save()") from None
+        expected = "an existing file written by save()"
+        raise invalid("path", f"{path} ({error.strerror})", expected, tilde_advice(path)) from None
     except ValueError as error:  # a zero byte in the name
         raise invalid("path", f"{str(path)!r} ({error})", "an existing file written by save()") from None
     if not stat.S_ISREG(status.st_mode):

@@ -211,7 +211,7 @@ class DecisionRule(Parameterised, ABC, Generic[Result]):
         Parameters
         ----------
         path : str or Path
-            A file name that ends in .json.
+            A file name that ends in .json. A leading `~` is not expanded, and a symbolic link is replaced.
 
         Returns
         -------

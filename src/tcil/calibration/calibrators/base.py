@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tcil.calibration import storage
 from tcil.calibration.calibrators.fitted import FittedState, History, check_sound, restored
 from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap, full_precision, on_device
-from tcil.calibration.calibrators.wrapped import CalibratedModel
+from tcil.calibration.calibrators.wrapped import CalibratedModel, contains_calibrated
 from tcil.calibration.inputs.classifier import UsedWeights, unwrap, weights_hash
 from tcil.calibration.inputs.features import FeatureSource
 from tcil.calibration.prior import Prior, PriorEstimate, PriorMethod, check_possible, estimate_prior, log_prior_of
@@ -289,6 +289,9 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         evaluation mode. Call `model.train()` before you resume training. Floating-point inputs are cast to the
         precision of the weights, as in `fit`.
 
+        A model that is calibrated already is refused, also inside another module: its probabilities would be calibrated
+        twice. It is accepted only if this calibrator was fitted on the calibrated model itself, as its weights show.
+
         A model whose head has only grown since `fit`, by columns or by further heads, is accepted. Its new classes have
         no calibrated probability: calling the wrapped model raises an error unless `wider_head=True`, which leaves
         these classes out.
@@ -317,6 +320,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             raise invalid("dtype", repr(dtype), "torch.float64 or torch.float32")
         shift = None if prior is None else log_prior_of(prior, state.classes)
         _check_module(model)
+        self._check_uncalibrated(model)
         if not force:
             self.check_weights(model)
         width = None if wider_head or force else (state.head_width or len(state.classes))
@@ -334,17 +338,31 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         model : torch.nn.Module
             The network to compare.
         """
-        state = self._fit_state
+        stored = self._fit_state.model_hash
         _check_module(model)
-        stored = state.model_hash
-        if stored is None:
-            return
-        same = stored.match(model, state.used) if isinstance(stored, UsedWeights) else weights_hash(model) == stored
-        if not same:
+        if stored is not None and not self._has_weights_of(model):
             digest = stored.digest if isinstance(stored, UsedWeights) else stored
+            advice = "Fit again after every change of the weights, or pass force=True to skip this check."
+            if contains_calibrated(model):
+                advice = "It is calibrated already: pass the network that was wrapped, its .model."
             raise WeightsMismatchError(
                 f"model: its weights are not those that this {type(self).__name__} was fitted on (hash {digest}). "
-                "Fit again after every change of the weights, or pass force=True to skip this check."
+                f"{advice}"
+            )
+
+    def _has_weights_of(self, model: nn.Module) -> bool:
+        """Whether the stored hash is that of the model's weights; False if none is stored."""
+        stored, used = self._fit_state.model_hash, self._fit_state.used
+        return stored.match(model, used) if isinstance(stored, UsedWeights) else weights_hash(model) == stored
+
+    def _check_uncalibrated(self, model: nn.Module) -> None:
+        """Raise for a calibrated model, unless this calibrator was fitted on it."""
+        if contains_calibrated(model) and not self._has_weights_of(model):
+            raise invalid(
+                "model",
+                "a model that is calibrated already (the result of wrap), which would be calibrated twice",
+                "the network that was wrapped",
+                "Pass its .model.",
             )
 
     # disk ----------------------------------------------------------------------------------------------------
@@ -357,7 +375,8 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         Parameters
         ----------
         path : str or Path
-            File name ending in .json.
+            File name ending in .json. A leading `~` is not expanded. If it is a symbolic link, the link is replaced by
+            the file, and the file that it pointed to is left unchanged.
         model : torch.nn.Module, optional
             Store the hash of its weights, for calibrators that were fitted on logits.
 

@@ -88,12 +88,11 @@ class CalibratedModel(nn.Module):
             logits = select_logits(model(*inputs, **kwargs))
         width, n_classes = logits.shape[1], len(self.classes)
         if width < n_classes or (self._head_width is not None and width != self._head_width):
-            raise invalid(
-                "model",
-                f"{width} logits",
-                f"{self._head_width or n_classes}, as the calibrator was fitted on",
-                "Fit a new calibrator after a new task, or use wrap(model, wider_head=True) to slice the head.",
-            )
+            advice = "Fit a new calibrator after a new task, or use wrap(model, wider_head=True) to slice the head."
+            if width < n_classes:
+                advice = "Pass the network that it was fitted on, or fit a new calibrator."
+            expected = f"{self._head_width or n_classes}, as the calibrator was fitted on"
+            raise invalid("model", f"{width} logits", expected, advice)
         picked = logits if self._in_order and width == n_classes else pick_columns(logits, n_classes, self._columns)
         if not torch.is_autocast_enabled(logits.device.type):
             return self._calibrated(calibration, picked, features)
@@ -114,6 +113,11 @@ class CalibratedModel(nn.Module):
         module, name = self._first_weight
         weight = getattr(module, name, None)
         return weight.dtype if isinstance(weight, Tensor) else None
+
+
+def contains_calibrated(model: nn.Module) -> bool:
+    """Whether the model, or a module inside it, is the result of `wrap`."""
+    return any(isinstance(module, CalibratedModel) for module in model.modules())
 
 
 def _first_weight(model: nn.Module) -> tuple[nn.Module, str] | None:
