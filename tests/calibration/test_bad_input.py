@@ -132,6 +132,8 @@ class TestModel:
             (lambda z: z[:, :, None], r"model: got an output of shape"),
             (lambda z: z[:5], r"model: got 5 rows of logits for"),
             (lambda z: z / 0, r"model: got NaN or infinity among its logits"),
+            (lambda z: z.to_sparse(), r"model: got a sparse tensor \(torch.sparse_coo\).*to_dense\(\)"),
+            (lambda z: [z[:, :2].to_sparse(), z[:, 2:].to_sparse()], r"model: got a sparse tensor"),
         ],
     )
     def test_odd_outputs(self, output, message):
@@ -438,6 +440,14 @@ class TestContainers:
             y.tolist(),
         ):
             assert tcil.fit_temperature(z, labels) == want
+
+    def test_reversed_views_of_one_row(self):
+        """numpy calls them contiguous, although torch does not accept their negative strides."""
+        scaling = tcil.TemperatureScaling().fit(self.z, self.y)
+        row, probs = self.z[:1].numpy(), np.array([[0.9, 0.1]])
+        for odd in (row[::-1], np.lib.stride_tricks.as_strided(row, strides=(-12, 4))):
+            assert np.array_equal(scaling.predict_proba(odd), scaling.predict_proba(row))
+        assert tcil.metrics.accuracy(probs[::-1], [0]) == tcil.metrics.accuracy(probs, np.array([0])[::-1]) == 1
 
     def test_whole_numbers_keep_their_last_digit(self):
         scores = torch.tensor([[2**24 + 1, 2**24, 0], [0, 2**24, 2**24 + 1]])

@@ -88,7 +88,9 @@ def as_tensor(value: object, argument: str) -> Tensor:
         # C has two names for the same type; torch accepts only one of them.
         array = array.view(f"{array.dtype.kind}{array.dtype.itemsize}")
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    array = array if array.flags.writeable else array.copy()  # torch warns about read-only memory
+    # torch warns about read-only memory and does not accept negative strides, which a contiguous row may have.
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
     return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array.copy())
 
 

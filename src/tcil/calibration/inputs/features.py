@@ -47,6 +47,9 @@ def select_logits(output: Any) -> Tensor:
             "logits as a tensor, in a dict under 'logits', as an attribute .logits, or as a list of the heads' logits",
             _LOGITS_ONLY,
         )
+    if logits.layout != torch.strided or logits.is_nested:
+        given = "a nested tensor" if logits.is_nested else f"a sparse tensor ({logits.layout})"
+        raise invalid("model", f"{given} as its output", "logits as a dense tensor", "Return logits.to_dense().")
     if logits.ndim != 2 or not logits.is_floating_point():
         raise invalid("model", f"an output of shape {tuple(logits.shape)}, {logits.dtype}", "logits (samples, classes)")
     return logits
