@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -549,13 +550,23 @@ class TestReserve:
         assert first.temperature == pytest.approx(second.temperature, rel=1e-6)
         assert first.n_reserve == second.n_reserve == 8
 
-    def test_a_reserve_of_new_classes_alone_changes_nothing(self):
+    @pytest.mark.parametrize("loaded", [False, True])
+    def test_a_reserve_of_new_classes_alone_is_refused(self, loaded):
         world, memory, valid, _ = self.drawn(1)
-        plain = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0).result_
-        none = (
-            tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=world.draw(new_labels(10))).result_
-        )
-        assert none == plain
+        reserve, seen = world.draw(new_labels(10)), []
+        world.model.register_forward_hook(lambda *_: seen.append(1))
+        with pytest.raises(ValueError, match=r"^reserve: got 10 images of new classes only; expected .*old classes"):
+            tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=[reserve] if loaded else reserve)
+        assert loaded or not seen  # a loader is read batch by batch, after the memory
+
+    def test_without_old_classes_a_reserve_is_not_used(self):
+        """After the first task the same call with a reserve of all classes is accepted."""
+        world, memory, valid, reserve = self.drawn(1)
+        valid = tuple(torch.cat(pair) for pair in zip(valid, world.draw(torch.arange(80) % K), strict=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tcil.CalibrationWarning)
+            plain = tcil.PACT().fit(world.model, memory, valid, range(K)).result_
+            assert tcil.PACT().fit(world.model, memory, valid, range(K), reserve=reserve).result_ == plain
 
     def test_other_labels_and_wide_heads(self):
         world, memory, valid, reserve = self.drawn(3)

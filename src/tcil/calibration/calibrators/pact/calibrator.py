@@ -255,7 +255,8 @@ class PACT(Calibrator[PACTResult]):
             where there are no old classes.
         reserve : pair of tensors or arrays, Dataset or DataLoader, optional
             Images of old classes that were never trained on, with their labels. Those of new classes are not used: the
-            validation set serves them. If most of a reserve of tensors is also in a memory of tensors, it is refused.
+            validation set serves them, and unless all classes are new, a reserve without an image of an old class is
+            refused. If most of a reserve of tensors is also in a memory of tensors, it is refused.
         history : dict, optional
             `history_` of the PACT of the task before; without it nothing is remembered.
         classes, columns : iterable of int, optional
@@ -288,6 +289,7 @@ class PACT(Calibrator[PACTResult]):
                     imbalance_ratio(given, names, new)
                     if spare is not None and spare.labels is not None:
                         label_columns(spare.labels, names, "reserve labels", len(names), spare.doubt)
+                        _check_old(spare.labels, names, new)
                 if spare is not None and spare.labels is not None and held.labels is not None:
                     _check_unseen(spare, held, new)
             evidence = self._t_cil().evidence(
@@ -323,6 +325,7 @@ class PACT(Calibrator[PACTResult]):
         logits = pick_columns(logits, len(names), places)
         check_own_unmasked(logits, own, names, "reserve labels")
         old = ~evidence.is_new[own]
+        _check_old(labels, names, [name for name, is_new in zip(names, evidence.is_new, strict=True) if is_new])
         return logits[old], own[old]
 
     def _weighed(
@@ -348,6 +351,14 @@ class PACT(Calibrator[PACTResult]):
         result = _result(beliefs, now, ratio, verdicts, (*remembered, *pieces), evidence.result, kept)
         beliefs.informed = informed  # what the reserve said is not handed on
         return result, beliefs
+
+
+def _check_old(labels: Tensor, classes: Iterable[int], new: Iterable[int]) -> None:
+    """Raise if the labels of a reserve are those of new classes only, although there are old ones."""
+    recent = set(new)
+    if set(classes) - recent and not set(labels.tolist()) - recent:
+        given, expected = f"{len(labels)} images of new classes only", "images of old classes"
+        raise invalid("reserve", given, expected, "Those of new classes belong into the validation set.")
 
 
 def _check_unseen(reserve: ExampleStream, memory: ExampleStream, new: Iterable[int]) -> None:
