@@ -226,6 +226,23 @@ class TestUnpack:
             tcil.predict_logits(Network(), [raw])
         tcil.predict_logits(Network(), [raw], unpack=("pixel_values", "label"))
 
+    def test_two_lists_are_no_pair(self):
+        """They are read as two examples, which fails; the error says so."""
+        message = r"^data: got a pair of lists of 60 entries each.* read as two examples; expected a pair .*asarray"
+        model = Network()
+        for inputs in (list(self.X), tuple(self.X.numpy()), self.X.tolist(), self.X[:, 0, 0, 0].tolist()):
+            for labels in (self.Y.tolist(), list(self.Y), tuple(self.Y.numpy())):
+                with pytest.raises(ValueError, match=message):
+                    tcil.predict_logits(model, (inputs, labels))
+        tokens = torch.arange(180).reshape(60, 3)  # the first could be the inputs and labels of a batch
+        with pytest.raises(ValueError, match=message):
+            tcil.predict_logits(model, (list(tokens), self.Y.tolist()))
+        assert model.batches == 0
+
+    def test_two_batches_of_three_parts_are_batches(self):
+        batches = [(self.X[:30], self.Y[:30], torch.arange(30)), (self.X[30:], self.Y[30:], torch.arange(30))]
+        assert torch.equal(tcil.predict_logits(Network(), batches)[1], self.Y)
+
     def test_three_tensors_are_no_pair(self):
         with pytest.raises(ValueError, match=r"data: got a tuple of 3 arrays; expected a pair"):
             tcil.predict_logits(Network(), (self.Y, self.X, self.Y))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
@@ -71,8 +72,15 @@ class ExampleStream:
             self.given_as_numpy = isinstance(data[0], np.ndarray)
             self._pair = self._checked(*data)
         else:
-            self._loader = self._as_loader(data)
-            self._first_print = self._peek()
+            try:
+                self._loader = self._as_loader(data)
+                self._first_print = self._peek()
+                if unpack is None and _is_two_lists(data):  # few enough to read all of them now
+                    deque(self, maxlen=0)
+            except ValueError as error:
+                if unpack is None and _is_two_lists(data):
+                    raise self._two_lists(len(data[0])) from error
+                raise
 
     @property
     def labels(self) -> Tensor | None:
@@ -348,6 +356,13 @@ class ExampleStream:
     def _nothing(self) -> ValueError:
         return invalid(self.argument, "no examples", "at least one example")
 
+    def _two_lists(self, length: int) -> ValueError:
+        given = f"a pair of lists of {length} entries each, which is read as two examples"
+        advice = (
+            "Pass (np.asarray(inputs), np.asarray(labels)), or for tensors (torch.stack(inputs), torch.tensor(labels))."
+        )
+        return invalid(self.argument, given, _KINDS, advice)
+
     def _endless(self, size: str, advice: str) -> ValueError:
         given = f"a loader of more than {size} without a length"
         return invalid(self.argument, given, "a loader that ends", f"If it is not endless, {advice}.")
@@ -420,6 +435,16 @@ def _is_array(value: object) -> bool:
 
 def _is_batch(value: object) -> bool:
     return _is_pair(value) or isinstance(value, Mapping)
+
+
+def _is_two_lists(data: object) -> bool:
+    """Whether this was probably meant as (inputs, labels): two lists of the same length, the second one of scalars."""
+    if not (
+        isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, (tuple, list)) for part in data)
+    ):
+        return False
+    inputs, labels = data
+    return len(inputs) == len(labels) > 2 and all(map(_is_scalar, labels))
 
 
 def _is_pair(value: object) -> bool:
