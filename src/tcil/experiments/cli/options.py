@@ -96,7 +96,8 @@ class StudyOptions:
         options = [where.get("learner_options", {}) for where in (values, changes)]
         if all(isinstance(given, dict) for given in options):  # anything else raises an error below
             changes |= {"learner_options": options[0] | options[1]} if any(options) else {}
-        flags_given = {key for key, value in flags.items() if value is not None} | set(changes)
+        given = flags | {"seeds": self.seeds}
+        flags_given = {key for key, value in given.items() if value is not None} | set(changes)
         runs = list({one.name: one for one in expand(values | changes, flags_given)}.values())
         from tcil.experiments.runs.complete import check_names  # after all that is told without torch
 

@@ -54,8 +54,10 @@ class RunSettings(BaseModel):
 
     dataset: str = Field("noisy-digits", description="see 'tcil datasets'")
     classes: Count | None = Field(None, ge=2, description="use only the first N classes of the order")
-    tasks: Count | tuple[Count, ...] = Field(5, description="number of equal tasks, or the size of each")
-    class_order_seed: Seed | None = Field(None, description="seed of the class order; none: natural order")
+    tasks: Count | tuple[Count, ...] = Field(
+        5, description="number of tasks, of equal size if possible, or the number of classes of each"
+    )
+    class_order_seed: Seed | None = Field(None, ge=0, description="seed of the class order; none: natural order")
     learner: str = Field("er", description="see 'tcil learners'")
     learner_options: dict[str, Any] = Field(default_factory=dict, description="options of the learner, by name")
     network: str = Field("small_cnn", description="see 'tcil networks'")
@@ -118,16 +120,23 @@ class RunSettings(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunSettings:
-        if self.validation_pool < self.validation:
-            raise ValueError(f"validation_pool is {self.validation_pool}, less than validation, {self.validation}")
-        if self.reserve > 1 and self.reserve != int(self.reserve):
-            raise ValueError(f"reserve is {self.reserve}; a share below 1 or a whole number of images is expected")
         sizes = (self.tasks,) if isinstance(self.tasks, int) else self.tasks
+        expected = {}
+        if self.validation_pool < self.validation:
+            expected["validation_pool"] = f"at least validation, {self.validation}"
+        if self.reserve > 1 and self.reserve != int(self.reserve):
+            expected["reserve"] = "a share below 1 or a whole number of images"
         if not sizes or min(sizes) < 1:
-            raise ValueError(f"tasks is {self.tasks}; a number of tasks or their sizes, each at least 1, is expected")
+            expected["tasks"] = "a number of tasks or their sizes, each at least 1"
         if any(m >= self.epochs for m in self.milestones):
-            raise ValueError(f"milestones {self.milestones} must lie before epochs, {self.epochs}")
+            expected["milestones"] = f"numbers below epochs, {self.epochs}"
+        if expected:
+            raise ValueError("\n".join(str(invalid(name, self._shown(name), what)) for name, what in expected.items()))
         return self
+
+    def _shown(self, name: str) -> str:
+        value = getattr(self, name)
+        return shown(list(value) if isinstance(value, tuple) else value)
 
     @model_serializer(mode="wrap")
     def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -226,12 +235,14 @@ def explain(error: ValidationError) -> str:
     """All errors at once, each with its key, its value and, for unknown keys, the nearest valid one."""
     lines = []
     for entry in error.errors():
-        key = ".".join(map(str, entry["loc"])) or "settings"
-        if entry["type"] == "extra_forbidden":
+        key, message = ".".join(map(str, entry["loc"])) or "settings", entry["msg"].removeprefix("Value error, ")
+        if not entry["loc"] and entry["type"] == "value_error":  # of several settings, which the message names
+            lines.append(message)
+        elif entry["type"] == "extra_forbidden":
             advice = nearest(key, [*RunSettings.model_fields, "seeds", "learners", "datasets", "preset"])
             lines.append(f"{key}: got {shown(entry['input'])}; there is no such setting. {advice}".rstrip())
         else:
-            lines.append(f"{key}: got {shown(entry['input'])}; {entry['msg'].removeprefix('Value error, ')}.")
+            lines.append(f"{key}: got {shown(entry['input'])}; {message}.")
     return "\n".join(lines)
 
 
@@ -257,9 +268,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 def expand(values: Mapping[str, Any], wins: Collection[str] = ()) -> list[RunSettings]:
     """One run for each combination of `seeds`, `learners` and `datasets`, if these are given.
 
-    A single value named in `wins`, such as a `learner` given as a flag, replaces the list of a study file.
+    A value named in `wins`, such as a `learner` or `seeds` given as a flag, replaces the list or single value of a
+    study file.
     """
-    rest = {key: value for key, value in values.items() if key.removesuffix("s") not in wins or key in wins}
+    rest = dict(values)
+    for one, several in (("dataset", "datasets"), ("learner", "learners"), ("seed", "seeds")):
+        if one in rest and several in rest:
+            if (one in wins) == (several in wins):
+                given = f"{shown(rest[one])} and {shown(rest[several])}"
+                raise invalid(f"{one} and {several}", given, "one of the two")
+            del rest[several if one in wins else one]
     grid = {name: rest.pop(f"{name}s") for name in ("dataset", "learner", "seed") if f"{name}s" in rest}
     runs: list[dict[str, Any]] = [rest]
     for name, choices in grid.items():

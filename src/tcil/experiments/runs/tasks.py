@@ -32,8 +32,15 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
         if learner_type(settings.learner).rehearses or settings.reserve:
             needs = "a reserve" if settings.reserve else settings.learner
             raise invalid("memory", "0", f"at least one exemplar for each class: {needs} needs exemplars")
-    elif sum(sizes) > settings.memory or share_of(settings, sum(sizes))[0] < 1:
+    elif sum(sizes) > settings.memory:
         raise invalid("memory", f"{settings.memory}", f"at least one exemplar for each of {sum(sizes)} classes")
+    elif share_of(settings, sum(sizes))[0] < 1:
+        share = settings.memory // sum(sizes)
+        raise invalid(
+            "reserve",
+            f"{settings.reserve:g} with a memory of {settings.memory}, {share} for each of {sum(sizes)} classes",
+            "a reserve that leaves at least one exemplar for each class",
+        )
     if settings.validation and settings.validation < max(sizes):
         raise invalid(
             "validation", f"{settings.validation}", f"at least one image for each of {max(sizes)} new classes"
