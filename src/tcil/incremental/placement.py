@@ -37,6 +37,12 @@ _LAYOUT_GAIN, _THREAD_GAIN = 1.5, 1.1
 _LARGEST_BATCH, _FEWEST_TURNS, _MOST_TURNS, _SECONDS = 64, 3, 12, 4.0
 
 
+def layout_of_environment() -> Layout | None:
+    """The layout that TCIL_LAYOUT names; None if it is not set."""
+    named = os.environ.get("TCIL_LAYOUT")
+    return Layout.parse(named, "TCIL_LAYOUT") if named else None
+
+
 @cache
 def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...], batch_size: int) -> Placement:
     """The faster layout, with one thread or all, measured by a few training steps on batches of this size (at most 64).
@@ -45,8 +51,8 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
     """
     threads = torch.get_num_threads()
     counts = [threads] if "OMP_NUM_THREADS" in os.environ or threads == 1 else [threads, 1]
-    named = os.environ.get("TCIL_LAYOUT")
-    layouts = [Layout.parse(named, "TCIL_LAYOUT")] if named else list(Layout)
+    chosen = layout_of_environment()
+    layouts = list(Layout) if chosen is None else [chosen]
     ways = [(layout, count) for layout in layouts for count in counts]
     if len(ways) == 1:
         return Placement(*ways[0])

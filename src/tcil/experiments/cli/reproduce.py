@@ -80,12 +80,7 @@ def reproduce(
     from tcil.experiments.scheduling import cost
     from tcil.foundation.boundary import check_place
 
-    check_report_place(report, "report")
-    if not (overwrite or dry_run):
-        check_replaced(report, {PAPER}, "report")
-    check_place(out)
-    if backup is not None:
-        check_place(backup, "backup")
+    artifacts = artifacts_named(name)
     changes = changed_settings(setting)
     check_twice(changes, seeds=seeds, precision=precision)
     changes |= {"precision": precision} if precision is not None else {}
@@ -93,8 +88,14 @@ def reproduce(
     speed = cost.given_speed(images_per_second) if images_per_second else cost.A100 if schedule == "paper" else None
     only = "plan" if dry_run else "render" if render else ""
     resources = place.resources()
+    check_report_place(report, "report")
+    if not (overwrite or dry_run):
+        check_replaced(report, {PAPER}, "report")
+    check_place(out)
+    if backup is not None:
+        check_place(backup, "backup")
     run_and_draw(
-        artifacts_named(name), chosen, out, report, data=data, device=device, kept=kept or [], only=only,
+        artifacts, chosen, out, report, data=data, device=device, kept=kept or [], only=only,
         console=output.console, resources=resources, until=tasks_until, backup=backup, job=job, speed=speed,
         compiled=compiled,
     )  # fmt: skip

@@ -81,9 +81,9 @@ def visible(text: str) -> str:
 
 @contextmanager
 def visible_warnings() -> Iterator[None]:
-    """Print warnings with control characters made visible, since libraries quote names in them."""
+    """Print warnings as one line, without their location in the code, and with control characters made visible."""
     original = warnings.formatwarning
-    warnings.formatwarning = lambda *parts, **named: visible(original(*parts, **named))
+    warnings.formatwarning = lambda message, *rest, **named: f"warning: {visible(str(message))}\n"
     try:
         yield
     finally:

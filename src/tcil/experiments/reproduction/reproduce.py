@@ -17,7 +17,7 @@ from tcil.experiments.reproduction.finished import FinishedRuns, drawable, read_
 from tcil.experiments.reproduction.schedules import Edition
 from tcil.experiments.runs.analysis import is_current
 from tcil.experiments.runs.catalogue import ALL_DATA
-from tcil.experiments.runs.complete import check_names
+from tcil.experiments.runs.complete import check_names, check_options
 from tcil.experiments.runs.entries import CALIBRATORS
 from tcil.experiments.runs.store import StoredRun
 from tcil.experiments.scheduling.cost import Speed
@@ -57,6 +57,7 @@ def reproduce(
         needs = [replace(need, until=until) for need in needs]
     for need in needs:
         check_names(need.settings)
+    check_options(None, None, here=resources.here and only != "render")
     if job is not None and not 1 <= job <= len(needs):
         raise invalid("job", f"{job}", f"1 to {len(needs)}, as --dry-run numbers the runs")
     runs, code = read_finished([out, *kept]), ExitCode.DONE

@@ -21,8 +21,9 @@ from tcil.foundation import ranks
 from tcil.foundation.errors import invalid, unknown_name
 from tcil.incremental.arithmetic import Precision
 from tcil.incremental.data.datasets import dataset_reader
-from tcil.incremental.learners.registry import learner_type
+from tcil.incremental.learners.registry import learner_options
 from tcil.incremental.networks import network_factory
+from tcil.incremental.placement import layout_of_environment
 from tcil.incremental.pretrained.features import OnFile
 from tcil.incremental.pretrained.networks import is_pretrained
 from tcil.incremental.training import OptimizerKind
@@ -87,8 +88,8 @@ def with_all_data(result: RunResult, beside: RunResult) -> RunResult:
 
 
 def check_names(settings: RunSettings) -> None:
-    """Refuse unknown names in the settings, before any work."""
-    learner_type(settings.learner)
+    """Refuse unknown names and options of the learner in the settings, before any work."""
+    learner_options(settings.learner, settings.learner_options)
     network_factory(settings.network)
     dataset_reader(settings.dataset, **settings.data_options)
     OptimizerKind.parse(settings.optimizer, "optimizer")
@@ -96,8 +97,10 @@ def check_names(settings: RunSettings) -> None:
 
 
 def check_options(calibrators: Sequence[str] | None, log: str | None, *, here: bool = True) -> None:
-    """Refuse options that cannot work, before any work; devices too, if the work is done on this machine."""
+    """Refuse options that cannot work, before any work; devices and layout too, if the work is done on this machine."""
     check_calibrators(calibrators, here=here)
+    if here:
+        layout_of_environment()
     if log is not None and log not in LOGS:
         raise unknown_name("log", log, LOGS)
     if log == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
