@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -323,6 +325,18 @@ class TestFit:
         with pytest.warns(tcil.CalibrationWarning, match="the wrong way round"):
             pact = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=torch.tensor(1 / 6))
         assert pact.result_.verdicts == (Verdict.IMBALANCE_BELOW_ONE,)
+
+    def test_the_threshold_of_the_wrong_way_round_is_documented(self):
+        world = World(1.0)
+        memory, valid = world.memory(), world.draw(new_labels(200))
+        at = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=0.5)
+        assert Verdict.IMBALANCE_BELOW_ONE not in at.result_.verdicts
+        with pytest.warns(tcil.CalibrationWarning, match="more than twice as many training images"):
+            below = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=0.49)
+        assert Verdict.IMBALANCE_BELOW_ONE in below.result_.verdicts
+        pages = Path(__file__).parents[2] / "docs"
+        (row,) = re.findall(r"\| `imbalance_below_one` .*", (pages / "start" / "troubleshooting.md").read_text())
+        assert "below 0.5" in row
 
     def test_label_shift_leaves_the_temperature_alone(self):
         """Where classes hardly overlap its mean misses the tail: that must not become a temperature."""

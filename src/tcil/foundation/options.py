@@ -135,7 +135,7 @@ class Verdict(Option):
     )
     IMBALANCE_BELOW_ONE = (
         "imbalance_below_one",
-        "old classes had more training images than new ones: is imbalance the wrong way round?",
+        "old classes had more than twice as many training images as new ones: is imbalance the wrong way round?",
     )
     NOT_IDENTIFIED = "not_identified", "the data identify no temperature; the model is left as it is"
     REMEMBERED = "remembered", "this task's data identify no temperature; the state of earlier tasks is used"
