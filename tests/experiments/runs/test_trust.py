@@ -545,7 +545,7 @@ def test_a_report_that_nobody_placed_follows_no_link(trained, here, tmp_path):
     (here / "report").symlink_to(victim)
     before = files(victim)
     assert "out: got report, a link to" in command("report", trained, code=2)
-    assert "report: got report, a link to" in command("reproduce", "table1", "--render", code=2)
+    assert "report: got report, a link to" in command("reproduce", "baselines", "--render", code=2)
     assert files(victim) == before
     command("report", trained, "--out", victim)
     assert files(victim) != before
