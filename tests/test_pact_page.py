@@ -6,6 +6,7 @@ import pytest
 
 from conftest import ROOT
 from research import pact
+from research.pact.__main__ import tables_of
 
 
 @pytest.mark.parametrize("name", ["final", "small", "sizes", "imbalance", "draws"])
@@ -23,3 +24,8 @@ def test_a_world_counts_when_every_learner_was_measured():
     expected = {pact.final_settings(world, learner).name for world in pact.FINAL for learner in pact.LEARNERS}
     assert set(runs) <= expected
     assert len(set(runs)) == len(runs)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in pact.STORED.iterdir() if path.is_dir()))
+def test_tables_of_every_kept_folder_are_printed(name):
+    assert sum(line.startswith("|") for line in tables_of(name)) > 2

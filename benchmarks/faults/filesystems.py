@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -11,6 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,11 +67,13 @@ class Disk:
 
     def _storing(self, write: Callable[[Path, bytes], None]) -> Callable[[Path, bytes], None]:
         def stored(path: Path, content: bytes) -> None:
+            if path.name in PASSING:  # also written by other threads
+                write(path, content)
+                return
             self._pending = str(path), content
             write(path, content)
             self._pending = None
-            if path.name not in PASSING:
-                self._stored[str(path)] = content
+            self._stored[str(path)] = content
 
         return stored
 
@@ -89,16 +93,21 @@ class Disk:
         """The power fails for all threads at once: another process stops this one, takes away, and kills it."""
         failing = os.getpid()
         if os.fork() == 0:
+            code = 1
             try:
-                os.kill(failing, signal.SIGSTOP)
-                while Path(f"/proc/{failing}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                while not _stopped(failing):
                     time.sleep(0.001)
                 self._take_away()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
-                os.kill(failing, signal.SIGKILL)
-                os._exit(0)
-        while True:
-            time.sleep(60)
+                os.closerange(3, 4096)  # locks of the run, which the test takes next
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(failing, signal.SIGKILL)
+                os._exit(code)
+        os.kill(failing, signal.SIGSTOP)  # at once, and holding the interpreter's lock: no other thread goes on
+        raise AssertionError("a stopped process went on")
 
     def _take_away(self) -> None:
         files: dict[int, bytes] = {}
@@ -135,6 +144,16 @@ class Disk:
             content = self._draw.choice([whole, whole[:cut], whole[:cut] + bytes(len(whole) - cut)])
         path.unlink(missing_ok=True)
         path.write_bytes(content)
+
+
+def _stopped(pid: int) -> bool:
+    """Whether every thread of a process has stopped; also where there is none any more."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        states = [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads]
+    except (FileNotFoundError, ProcessLookupError):
+        return not Path(f"/proc/{pid}").exists()
+    return all(state in "TZX" for state in states)
 
 
 def budget(size: int) -> None:

@@ -19,6 +19,7 @@ from benchmarks import ROOT
 from benchmarks.faults import seams, worker
 from benchmarks.faults.checks import PATIENCE, Lost, contents, finished, require, require_nothing_half_written
 from tcil.incremental.data.datasets import load_dataset
+from tcil.incremental.placement import choose_placement
 
 CLASSES, EPOCHS, TASKS, SEEDS, BATCH = 4, 5, 2, (1, 2), 32
 CALIBRATORS = "vanilla,ts,t-cil"
@@ -40,6 +41,9 @@ class Command:
         if self.pid == 0:
             code = 70
             try:
+                # A fork has no other thread, and would wait for ever for those of its parent, if it chose as it did.
+                torch.set_num_threads(1)
+                choose_placement.cache_clear()
                 file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
                 os.dup2(file, 1)
                 os.dup2(file, 2)

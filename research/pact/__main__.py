@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +70,20 @@ def cost(out: Path) -> None:
     print("\n".join(lines))
 
 
+def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
+    """Every table of what is kept under a name, of all worlds or of some."""
+    own = {
+        "draws": lambda: draws.table(stored("draws")),
+        "imbalance": lambda: imbalance.table(stored("imbalance")),
+        "sizes": lambda: sizes.table(sizes.stored()),
+        "small": lambda: small.tables(small.stored()),
+    }
+    if name in own:
+        return own[name]()
+    seeds = {WORLDS[world]["seed"] for world in worlds or WORLDS}
+    return summary([record for record in stored(name) if not worlds or record["about"]["seed"] in seeds])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m research.pact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -110,13 +124,8 @@ def main() -> None:
         keep("cifar100", given.runs)
     elif given.command == "small":
         small.run(given.runs)
-    elif given.command == "tables" and given.name == "draws":
-        print("\n".join(draws.table(stored("draws"))))
     elif given.command == "tables":
-        seeds = {WORLDS[world]["seed"] for world in given.worlds or WORLDS}
-        records = stored(given.name)
-        chosen = [record for record in records if not given.worlds or record["about"]["seed"] in seeds]
-        print("\n".join(summary(chosen)))
+        print("\n".join(tables_of(given.name, given.worlds)))
     elif given.command == "candidates":
         print("\n".join(candidates(stored("final"))))
     elif given.command == "constants":

@@ -17,7 +17,18 @@ from research.pact.tables import each_learner, harmful_large, harms, learners, m
 
 SHIPPED = ("PACT", "PACT-R")
 OURS = (*SHIPPED, "PACT, wider", "PACT-R, wider")
-SHOWN = ("Vanilla", "TS", "T-CIL", "PACT", "PACT-R", "balanced TS", "BiC layer and T", "Optimal TS", "Optimal group TS")
+SHOWN = (
+    "Vanilla",
+    "TS",
+    "T-CIL",
+    "PACT",
+    "PACT-R",
+    "T and bias by the reserve alone",
+    "balanced TS",
+    "BiC layer and T",
+    "Optimal TS",
+    "Optimal group TS",
+)
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
 MANY = 50  # kept images from which PACT-R's stricter goals hold
 FEW_NEW = 4  # new classes of a task below which a world is reported apart

@@ -126,12 +126,36 @@ class TestCalibratedTwice:
     """The probabilities of a calibrated model would be calibrated a second time."""
 
     @pytest.mark.parametrize("name", NAMES)
-    @pytest.mark.parametrize("force", [False, True])
-    def test_a_calibrated_model_is_refused(self, fitted, name, force):
+    def test_a_calibrated_model_is_refused(self, fitted, name):
         task, calibrators = fitted
         once = calibrators[name].wrap(task.model, wider_head=True)
-        with pytest.raises(ValueError, match=r"^model: got a model that is calibrated already.*Pass its \.model"):
-            calibrators[name].wrap(once, wider_head=True, force=force)
+        with pytest.raises(ValueError, match=r"^model: got a model that is calibrated already.*the attribute \.model"):
+            calibrators[name].wrap(once, wider_head=True)
+
+    def test_twice_on_purpose(self, fitted):
+        task, calibrators = fitted
+        scaling, x = calibrators["TemperatureScaling"], task.test[0][:4]
+        once = scaling.wrap(task.model, wider_head=True).eval()
+        with torch.no_grad():
+            twice = scaling.wrap(once, wider_head=True, force=True).eval()(x)
+            assert torch.allclose(twice, scaling.transform(once(x)))
+
+    def test_a_calibrated_teacher_beside_the_head_is_accepted(self, fitted):
+        """What the model returns is not calibrated."""
+        task, calibrators = fitted
+
+        class Student(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.network, self.teacher = task.model, calibrators["TCIL"].wrap(task.model)
+
+            def forward(self, x):
+                return self.network(x)
+
+        x, plain = task.test[0][:4], calibrators["TemperatureScaling"].wrap(task.model, wider_head=True).eval()
+        wrapped = calibrators["TemperatureScaling"].wrap(Student(), wider_head=True).eval()
+        with torch.no_grad():
+            assert torch.equal(wrapped(x), plain(x))
 
     @pytest.mark.parametrize(
         "around", [nn.DataParallel, nn.Sequential, lambda once: nn.Sequential(nn.Identity(), once)]

@@ -189,7 +189,8 @@ def start_and_kill(settings, folder, dataset, write, target, occurrence, delay):
     with contextlib.suppress(EOFError):
         reader.recv()
         time.sleep(delay)
-        process.kill()  # nothing happens where it has ended
+        if process.is_alive():
+            process.kill()
     process.join()
     reader.close()
     assert process.exitcode in (0, -signal.SIGKILL), "the resumed run failed"

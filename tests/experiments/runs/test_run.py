@@ -90,7 +90,6 @@ class TestSettings:
             ({"tasks": []}, r"^tasks: got \[\]; expected a number of tasks or their sizes"),
             ({"reserve": 1.5}, r"^reserve: got 1\.5; expected a share below 1 or a whole number of images\.$"),
             ({"validation_pool": 1, "tasks": 0}, r"^validation_pool: got 1;[^\n]*\ntasks: got 0;[^\n]*$"),
-            ({"class_order_seed": -1}, r"^class_order_seed: got -1; Input should be greater than or equal to 0\.$"),
         ],
     )
     def test_errors(self, values, message):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tcil.calibration import storage
 from tcil.calibration.calibrators.fitted import FittedState, History, check_sound, restored
 from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap, full_precision, on_device
-from tcil.calibration.calibrators.wrapped import CalibratedModel, contains_calibrated
+from tcil.calibration.calibrators.wrapped import CalibratedModel, returns_calibrated
 from tcil.calibration.inputs.classifier import UsedWeights, unwrap, weights_hash
 from tcil.calibration.inputs.features import FeatureSource
 from tcil.calibration.prior import Prior, PriorEstimate, PriorMethod, check_possible, estimate_prior, log_prior_of
@@ -303,7 +303,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         wider_head : bool
             Leave out the classes by which the head has grown since `fit`.
         force : bool
-            Accept weights other than those fitted on.
+            Accept weights other than those fitted on, and a model that is calibrated already.
         prior : mapping, array or PriorEstimate, optional
             Class frequencies where the model is used; see `transform`.
         dtype : torch.dtype, default torch.float64
@@ -320,8 +320,8 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             raise invalid("dtype", repr(dtype), "torch.float64 or torch.float32")
         shift = None if prior is None else log_prior_of(prior, state.classes)
         _check_module(model)
-        self._check_uncalibrated(model)
         if not force:
+            self._check_uncalibrated(model)
             self.check_weights(model)
         width = None if wider_head or force else (state.head_width or len(state.classes))
         return CalibratedModel(
@@ -343,8 +343,8 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         if stored is not None and not self._has_weights_of(model):
             digest = stored.digest if isinstance(stored, UsedWeights) else stored
             advice = "Fit again after every change of the weights, or pass force=True to skip this check."
-            if contains_calibrated(model):
-                advice = "It is calibrated already: pass the network that was wrapped, its .model."
+            if returns_calibrated(model):
+                advice = "It is calibrated already: pass the network that was wrapped."
             raise WeightsMismatchError(
                 f"model: its weights are not those that this {type(self).__name__} was fitted on (hash {digest}). "
                 f"{advice}"
@@ -357,12 +357,12 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
 
     def _check_uncalibrated(self, model: nn.Module) -> None:
         """Raise for a calibrated model, unless this calibrator was fitted on it."""
-        if contains_calibrated(model) and not self._has_weights_of(model):
+        if returns_calibrated(model) and not self._has_weights_of(model):
             raise invalid(
                 "model",
                 "a model that is calibrated already (the result of wrap), which would be calibrated twice",
                 "the network that was wrapped",
-                "Pass its .model.",
+                "It is the attribute .model of what wrap returned. Pass force=True to calibrate twice.",
             )
 
     # disk ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration.calibrators.maps import CalibrationMap, copied, full_precision
-from tcil.calibration.inputs.classifier import as_taken
+from tcil.calibration.inputs.classifier import as_taken, unwrap
 from tcil.calibration.inputs.features import FeatureSource, select_logits
 from tcil.foundation.arrays import at_least_float32, pick_columns
 from tcil.foundation.errors import invalid
@@ -115,9 +115,15 @@ class CalibratedModel(nn.Module):
         return weight.dtype if isinstance(weight, Tensor) else None
 
 
-def contains_calibrated(model: nn.Module) -> bool:
-    """Whether the model, or a module inside it, is the result of `wrap`."""
-    return any(isinstance(module, CalibratedModel) for module in model.modules())
+def returns_calibrated(model: nn.Module) -> bool:
+    """Whether what the model returns is what `wrap` made: it is its result, or a sequence that ends in one.
+
+    Other modules may have a calibrated model inside (a teacher, for instance) and return something else.
+    """
+    model = unwrap(model)
+    if isinstance(model, nn.Sequential) and len(model):
+        return returns_calibrated(model[-1])
+    return isinstance(model, CalibratedModel)
 
 
 def _first_weight(model: nn.Module) -> tuple[nn.Module, str] | None:

@@ -57,7 +57,7 @@ class RunSettings(BaseModel):
     tasks: Count | tuple[Count, ...] = Field(
         5, description="number of tasks, of equal size if possible, or the number of classes of each"
     )
-    class_order_seed: Seed | None = Field(None, ge=0, description="seed of the class order; none: natural order")
+    class_order_seed: Seed | None = Field(None, description="seed of the class order; none: natural order")
     learner: str = Field("er", description="see 'tcil learners'")
     learner_options: dict[str, Any] = Field(default_factory=dict, description="options of the learner, by name")
     network: str = Field("small_cnn", description="see 'tcil networks'")

@@ -358,7 +358,7 @@ def _check_old(labels: Tensor, classes: Iterable[int], new: Iterable[int]) -> No
     recent = set(new)
     if set(classes) - recent and not set(labels.tolist()) - recent:
         given, expected = f"{len(labels)} images of new classes only", "images of old classes"
-        raise invalid("reserve", given, expected, "Those of new classes belong into the validation set.")
+        raise invalid("reserve", given, expected, "Pass reserve=None until there are some.")
 
 
 def _check_unseen(reserve: ExampleStream, memory: ExampleStream, new: Iterable[int]) -> None:
