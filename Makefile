@@ -140,6 +140,7 @@ docs-check: $(VENV)/.docs
 $(VENV)/.bench: pyproject.toml constraints.txt
 	@$(PYTHON) --version >/dev/null 2>&1 || { echo "make: '$(PYTHON)' not found: install Python 3.11 or newer, or say e.g. make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (about 1.3 GB, some minutes)"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"
 	@touch $@
 

@@ -56,3 +56,9 @@ def test_first_tasks_what_is_done_and_another_machine():
     assert grid.columns[-1] == "on the moon"
     assert any(note.startswith("On the moon: about") and "(guessed)" in note for note in grid.notes)
     assert grid.notes[-1] == "Something is left out."
+
+
+def test_no_time_on_another_machine_where_data_are_missing():
+    """It would be that of no training: 0 seconds."""
+    grid = plan([Planned(build({"dataset": "cifar100"}))], None, Speed("the moon", {"resnet32": 10.0}, "guessed"))
+    assert not any(note.startswith("On the moon") for note in grid.notes)

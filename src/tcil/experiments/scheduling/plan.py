@@ -91,7 +91,7 @@ def plan(
     if measured:
         speeds = ", ".join(f"{name} {number:,.{0 if number > 10 else 1}f}" for name, number in measured.items())
         lines.append(f"Images a second in a run on this machine, measured just now: {speeds}.")
-    if speed is not None:
+    if speed is not None and not math.isnan(seconds_in_all):
         lines.append(f"On {speed.where}: about {clock(elsewhere)}. Images a second: {speed.told} ({speed.source}).")
     if any(one.standing is Standing.TRAINED for one in trainings):
         lines.append("What is to calibrate or to analyse is not counted.")
