@@ -153,7 +153,7 @@ def summary(found: Sequence[Source]) -> Iterator[str]:
     yield f"- **One temperature hides a difference.** {_hidden(cases)}"
     yield (
         "- **Not run**: the paper's schedule of 200 epochs, its network (ResNet-32, schedule `compact`), and the"
-        " schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet), except where it is listed above. The commands"
+        " schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet), except what this page has. The commands"
         " are `tcil reproduce all --schedule compact` and `small`; both resume."
     )
     yield (
