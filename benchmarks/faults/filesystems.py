@@ -90,7 +90,7 @@ class Disk:
             self._fail()
 
     def _fail(self) -> None:
-        """The power fails for all threads at once: another process stops this one, takes away, and kills it."""
+        """The power fails for all threads at once: this process stops, another one takes away, and kills it."""
         failing = os.getpid()
         if os.fork() == 0:
             code = 1

@@ -289,8 +289,9 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         evaluation mode. Call `model.train()` before you resume training. Floating-point inputs are cast to the
         precision of the weights, as in `fit`.
 
-        A model that is calibrated already is refused, also inside another module: its probabilities would be calibrated
-        twice. It is accepted only if this calibrator was fitted on the calibrated model itself, as its weights show.
+        A model that is calibrated already, or a `Sequential` that ends in one, is refused: its probabilities would be
+        calibrated twice. It is accepted if this calibrator was fitted on the calibrated model itself, as its weights
+        show, or with `force=True`.
 
         A model whose head has only grown since `fit`, by columns or by further heads, is accepted. Its new classes have
         no calibrated probability: calling the wrapped model raises an error unless `wider_head=True`, which leaves

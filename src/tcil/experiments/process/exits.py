@@ -81,7 +81,7 @@ def visible(text: str) -> str:
 
 @contextmanager
 def visible_warnings() -> Iterator[None]:
-    """Print warnings as one line, without their location in the code, and with control characters made visible."""
+    """Print warnings without their location in the code, and with control characters made visible."""
     original = warnings.formatwarning
     warnings.formatwarning = lambda message, *rest, **named: f"warning: {visible(str(message))}\n"
     try:
