@@ -189,7 +189,7 @@ def tracked(history: bool = True, without: str = "", keep: bool = True) -> Varia
     def variant(known: Known) -> Tensor:
         memo = known.memory.get("pact") if history else None
         log_imbalance = known.log_imbalance if known.old else None
-        state = PACTFilter.of(memo, log_imbalance, known.evidence.result.target)
+        state = PACTFilter.of(memo, log_imbalance, known.evidence.result.target, spread=known.evidence.spread)
         pieces = {"surrogate": state.surrogate, "new classes": state.new_classes, "label shift": state.label_shift}
         for name, take in pieces.items():
             if name != without or not known.old:

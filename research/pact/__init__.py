@@ -7,8 +7,8 @@ told, `draws` the validation set alone; `page` writes the tables of docs/pact.md
 
 from research.pact.measuring import STORED, measure, stored, walk
 from research.pact.methods import (
+    EARLIER,
     METHODS,
-    NOW,
     OURS,
     Method,
     averaged,
@@ -25,10 +25,10 @@ from research.pact.tables import each_learner, learners, mean, of_learner, ratio
 from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
 
 __all__ = [
+    "EARLIER",
     "FINAL",
     "LEARNERS",
     "METHODS",
-    "NOW",
     "OURS",
     "RESERVED",
     "STORED",

@@ -6,6 +6,7 @@
     python -m research.pact sizes RUNS            # other sizes and controls: train and measure, into .../sizes/
     python -m research.pact cifar RUN...          # once, with TCIL_DATA=DIR: runs without a reserve, into .../cifar100/
     python -m research.pact small RUN...          # once, with TCIL_DATA=DIR: round four, into .../small/
+    python -m research.pact sixth RUN...          # once, with TCIL_DATA=DIR: round six, into .../round-six/
     python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: train and measure, into .../imbalance/
     python -m research.pact draws RUNS            # several validation sets of one network, into .../draws/
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 and D1 with and without it
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from research.pact import constants, draws, imbalance, page, sizes, small
+from research.pact import constants, draws, imbalance, page, sixth, sizes, small
 from research.pact.measuring import STORED, store, stored
 from research.pact.tables import candidates, summary
 from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
@@ -77,6 +78,8 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "imbalance": lambda: imbalance.table(stored("imbalance")),
         "sizes": lambda: sizes.table(sizes.stored()),
         "small": lambda: small.tables(small.stored()),
+        "round-five": lambda: sixth.tables(sixth.stored("round-five")),
+        "round-six": lambda: sixth.tables(sixth.stored()),
     }
     if name in own:
         return own[name]()
@@ -96,7 +99,7 @@ def main() -> None:
     trained.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     trained.add_argument("--reserve", type=int, default=RESERVED)
     trained.add_argument("--learners", nargs="+", choices=LEARNERS, default=LEARNERS)
-    for name in ("develop", "cifar", "small"):
+    for name in ("develop", "cifar", "small", "sixth"):
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
     tables = commands.add_parser("tables")
@@ -124,6 +127,8 @@ def main() -> None:
         keep("cifar100", given.runs)
     elif given.command == "small":
         small.run(given.runs)
+    elif given.command == "sixth":
+        sixth.run(given.runs)
     elif given.command == "tables":
         print("\n".join(tables_of(given.name, given.worlds)))
     elif given.command == "candidates":

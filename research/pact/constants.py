@@ -13,10 +13,12 @@ from scipy.optimize import minimize
 import tcil
 from research import ROOT
 from research.pact.measuring import stored
-from research.pact.methods import CONSTANTS_02, NOW
+from research.pact.methods import CONSTANTS_02, SHIPPED
 from tcil.calibration.calibrators.pact import PACTConstants, PACTFilter
+from tcil.calibration.exemplars import LogitSpread
 
 FITTED = (
+    "spread_ratio", "spread_error", "spread_drift", "first_spread_drift", "few_exemplars",
     "surrogate_temperature_error", "new_class_error", "surrogate_bias_error", "surrogate_offset", "offset_drift",
     "label_shift_error", "temperature_drift", "bias_drift", "first_drift", "bias_spread",
 )  # fmt: skip
@@ -30,23 +32,34 @@ def unlikelihood(records: Sequence[dict[str, Any]], constants: PACTConstants) ->
         about = record["about"]
         few = about["classes"] / about["tasks"] < 4
         own = groups.setdefault((about["learner"], about["dataset"], few), [])
-        own += list(_densities(record["states"], constants))
+        own += list(_densities(record, constants))
     weights = {key: (_FEW_NEW if key[2] else 1.0) * (2.0 if key[1] == "letters" else 1.0) for key in groups}
     return sum(weights[k] * float(np.mean(v)) for k, v in groups.items()) / sum(weights.values())
 
 
-def _densities(states: Sequence[dict[str, Any]], c: PACTConstants) -> Iterable[float]:
-    """Of a run's stored pieces. The new classes enter by their fit, label shift as it is at the oracle's T."""
+def _densities(record: dict[str, Any], c: PACTConstants) -> Iterable[float]:
+    """Of a run's stored pieces. The new classes enter by their fit, label shift as it is at the oracle's T.
+
+    The spread counts where a record has it; exemplars a class are the whole memory's.
+    """
     memo: dict[str, Any] | None = None
     none = tcil.fit_temperature([[1.0, 0.0], [0.0, 1.0], [0.4, 0.0]], [0, 1, 1])
-    for state in states:
-        beliefs = PACTFilter.of(memo, state.get("log_imbalance"), none, c)
+    about = record["about"]
+    for number, state in enumerate(record["states"], start=1):
+        spread = None
+        if state.get("log_spread") is not None:
+            spread = LogitSpread(state["log_spread"], about["memory"] * about["tasks"] / about["classes"] / number)
+        beliefs = PACTFilter.of(memo, state.get("log_imbalance"), none, c, spread)
         if beliefs.bias is not None and state["surrogate"]:
             t, t_error, b, b_error = state["surrogate"]
             beliefs.log_t.see(t, math.hypot(t_error, c.surrogate_temperature_error))
             beliefs.bias.see(b, math.hypot(b_error, c.surrogate_bias_error), with_offset=True)
         if state["new_classes"] and state["new_classes"][1] < 1:
-            beliefs.log_t.see(state["new_classes"][0], math.hypot(state["new_classes"][1], c.new_class_error))
+            own = 0.0 if spread is not None and beliefs.bias is None else c.new_class_error
+            said = state["new_classes"][0], math.hypot(state["new_classes"][1], own)
+            if spread is not None:
+                beliefs.log_t.widen(*said, c.most_surprise)
+            beliefs.log_t.see(*said)
         if beliefs.bias is not None and state["label_shift"]:
             value, slope, error = state["label_shift"]
             wide = math.hypot(error, c.label_shift_error, slope * math.sqrt(beliefs.log_t.variance))
@@ -67,8 +80,8 @@ def fit(names: Sequence[str]) -> None:
     def at(x: np.ndarray[Any, Any]) -> PACTConstants:
         return PACTConstants(**dict(zip(FITTED, np.exp(np.clip(x, -3, 1)).tolist(), strict=True)))
 
-    start = np.log([getattr(NOW, name) for name in FITTED])
-    print(f"as they are: {unlikelihood(records, NOW):.3f}; as in 0.2: {unlikelihood(records, CONSTANTS_02):.3f}")
+    start = np.log([getattr(SHIPPED, name) for name in FITTED])
+    print(f"as they are: {unlikelihood(records, SHIPPED):.3f}; as in 0.2: {unlikelihood(records, CONSTANTS_02):.3f}")
     found = minimize(
         lambda x: unlikelihood(records, at(x)),
         start,
@@ -77,4 +90,4 @@ def fit(names: Sequence[str]) -> None:
     )
     print(f"the most likely, over {len(records)} runs: {found.fun:.3f}")
     for name in FITTED:
-        print(f"{name} = {getattr(at(found.x), name):.3f}    (now {getattr(NOW, name)})")
+        print(f"{name} = {getattr(at(found.x), name):.3f}    (now {getattr(SHIPPED, name)})")

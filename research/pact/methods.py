@@ -19,7 +19,7 @@ from tcil.calibration.calibrators.pact import PACTConstants, PACTEvidence, PACTF
 from tcil.calibration.calibrators.pact import evidence as pieces
 from tcil.calibration.calibrators.pact.filter import BiasBelief
 from tcil.calibration.calibrators.tcil import TCILEvidence
-from tcil.foundation.arrays import without_masked
+from tcil.calibration.exemplars import centred_squares
 
 Labelled = tuple[Tensor, Tensor]
 Method = Callable[[Known], Tensor]
@@ -46,8 +46,10 @@ CONSTANTS_02 = PACTConstants(
     new_class_error=0.07, label_shift_error=0.30, temperature_drift=0.10, bias_drift=0.28, first_drift=0.40,
     bias_spread=0.38,
 )  # fmt: skip
-NOW = PACTConstants()
-NO_OFFSET = PACTConstants(surrogate_offset=1e-3, offset_drift=1e-4, surrogate_bias_error=0.7)
+# Of rounds one to four, which did not use the level of the spread.
+EARLIER = PACTConstants(surrogate_temperature_error=0.30, new_class_error=0.06)
+NO_OFFSET = replace(EARLIER, surrogate_offset=1e-3, offset_drift=1e-4, surrogate_bias_error=0.7)
+SHIPPED = PACTConstants()
 
 
 def balanced(known: Known) -> Labelled:
@@ -68,7 +70,7 @@ def reserve_of(known: Known) -> Labelled:
 
 def tracked(
     kind: type[PACTFilter] = PACTFilter,
-    constants: PACTConstants = NOW,
+    constants: PACTConstants = EARLIER,
     *,
     reserve: bool = False,
     history: bool = True,
@@ -80,9 +82,9 @@ def tracked(
 ) -> Method:
     """PACT or PACT-R, or one without some part; the belief is left in `known.memory`.
 
-    With `spread` log T moves with the log spread of the exemplars' logits from task to task: by the "whole" change
-    (round two), or by something "between" 0 and the change (round three). What it is `told` of log(imbalance) may be
-    something else than the truth.
+    With `spread` log T goes with the log spread of the exemplars' logits: its "level" is known as well (round five, as
+    `tcil.PACT` has it), or only its change from task to task, the "whole" of it (round two) or something "between" 0
+    and the change (round three). What it is `told` of log(imbalance) may be something else than the truth.
     """
 
     def method(known: Known) -> Tensor:
@@ -90,8 +92,9 @@ def tracked(
         log_imbalance = known.log_imbalance if known.old else None
         if told is not None and log_imbalance is not None:
             log_imbalance = told(log_imbalance)
-        state = kind.of(memo, log_imbalance, known.evidence.result.target, constants)
-        if spread:
+        level = known.evidence.spread if spread == "level" else None
+        state = kind.of(memo, log_imbalance, known.evidence.result.target, constants, level)
+        if spread in ("whole", "between"):
             before, now_spread = known.memory.get("spread"), log_spread(known.task.memory_logits)
             if memo is not None and before is not None and now_spread is not None:
                 if spread == "whole":
@@ -117,18 +120,14 @@ def tracked(
 
 def log_spread(logits: Tensor) -> float | None:
     """The logarithm of the root mean square of logits about the mean of their row; None where they do not differ."""
-    z = logits.double()
-    alive = z != -torch.inf
-    z = without_masked(z)
-    z = (z - z.sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True)) * alive
-    square = float(z.square().sum() / alive.sum())
-    return 0.5 * math.log(square) if math.isfinite(square) and square > 0 else None
+    squares, count = centred_squares(logits).tolist()
+    return 0.5 * math.log(squares / count) if 0 < squares < math.inf else None
 
 
 def begun(known: Known) -> PACTFilter:
     """What is believed before the evidence of a task."""
     log_imbalance = known.log_imbalance if known.old else None
-    return PACTFilter.of(known.memory.get("pact"), log_imbalance, known.evidence.result.target, NOW)
+    return PACTFilter.of(known.memory.get("pact"), log_imbalance, known.evidence.result.target, EARLIER)
 
 
 def believed(known: Known, now: PACTEvidence, surprises: Sequence[float]) -> Tensor:
@@ -303,9 +302,25 @@ for _name, (_family, _own) in PARTS.items():
     METHODS[_name] = _family, tracked(**_own)
     METHODS[f"{_name} (T by the spread)"] = f"{_family} of round two", tracked(**_own, spread="whole")
 # The candidate of round four.
-WIDER = replace(NOW, new_class_error=0.10)
+WIDER = replace(EARLIER, new_class_error=0.10)
 METHODS["PACT, wider"] = "round four", tracked(constants=WIDER)
 METHODS["PACT-R, wider"] = "round four", tracked(constants=WIDER, reserve=True)
+# The candidate of round five, which `tcil.PACT` is now.
+METHODS["PACT, spread"] = "round five", tracked(constants=SHIPPED, spread="level")
+METHODS["PACT-R, spread"] = "round five", tracked(constants=SHIPPED, spread="level", reserve=True)
+METHODS["PACT, spread, predictions too"] = "round five", tracked(constants=SHIPPED, spread="level", keep=False)
+METHODS["PACT, spread, without new classes"] = (
+    "round five",
+    tracked(constants=SHIPPED, spread="level", without="new_classes"),
+)
+METHODS["PACT, spread, without surrogate"] = (
+    "round five",
+    tracked(constants=SHIPPED, spread="level", without="surrogate"),
+)
+METHODS["PACT, spread, without history"] = (
+    "round five",
+    tracked(constants=replace(SHIPPED, late_spread_error=SHIPPED.first_spread_drift), spread="level", history=False),
+)
 # The imbalance that PACT is told, where it is not the truth.
 TOLD: dict[str, Callable[[float], float]] = {
     "1": lambda log: 0.0,

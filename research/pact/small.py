@@ -47,10 +47,10 @@ def stored() -> list[dict[str, Any]]:
     earlier = [record for record in measuring.stored("cifar100") if record["about"]["run"] not in names]
     for record in earlier:
         record["about"]["looked at"] = True
-    return sorted([*earlier, *records], key=_place)
+    return sorted([*earlier, *records], key=place)
 
 
-def _place(record: dict[str, Any]) -> tuple[Any, ...]:
+def place(record: dict[str, Any]) -> tuple[Any, ...]:
     about = record["about"]
     order = list(TITLES), ["er", "eeil", "wa", "der"]
     return (
@@ -67,6 +67,11 @@ def world(record: dict[str, Any]) -> str:
     about = record["about"]
     words = f"{TITLES[about['dataset']]}, {about['tasks']} tasks, seed {about['seed']}"
     return words + (", reserve in the memory" if about["reserve"] else "") + (" *" if "looked at" in about else "")
+
+
+def is_large(record: dict[str, Any]) -> bool:
+    """Whether its tasks have so many new classes that it is not reported apart."""
+    return bool(record["about"]["classes"] / record["about"]["tasks"] >= FEW_NEW)
 
 
 def with_many(record: dict[str, Any]) -> dict[str, Any] | None:
@@ -94,7 +99,7 @@ def tables(records: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(f"| {world(record)} | {learner} | {' | '.join(cells)} | {harm[0]:+.1f} | {harm[1]:+.1f} |")
     lines += ["", "\\* measured in round two, looked at before this round", ""]
     fresh = [record for record in records if "looked at" not in record["about"]]
-    large = [r for r in fresh if r["about"]["classes"] / r["about"]["tasks"] >= FEW_NEW]
+    large = [record for record in fresh if is_large(record)]
     many = [part for record in large if (part := with_many(record))]
     parts = {
         "four new classes a task or more": large,
@@ -120,15 +125,15 @@ def measures(records: Sequence[dict[str, Any]], method: str) -> list[list[float]
     ]
 
 
-def goals(title: str, records: Sequence[dict[str, Any]]) -> list[str]:
+def goals(title: str, records: Sequence[dict[str, Any]], methods: Sequence[str] = SHIPPED) -> list[str]:
     """The goals of round one, by learner, runs of a learner counting equally."""
     names = learners(records)
-    columns = [column for method in SHIPPED for column in measures(records, method)]
-    heads = " | ".join(f"{method}: pooled | by group | NLL | RMS log T | b" for method in SHIPPED)
-    lines = [f"**Goals: {title}**", "", f"| learner | runs | {heads} |", "|" + "---|" * (2 + 5 * len(SHIPPED))]
+    columns = [column for method in methods for column in measures(records, method)]
+    heads = " | ".join(f"{method}: pooled | by group | NLL | RMS log T | b" for method in methods)
+    lines = [f"**Goals: {title}**", "", f"| learner | runs | {heads} |", "|" + "---|" * (2 + 5 * len(methods))]
     for i, name in enumerate(["all", *names]):
         runs = sum(name in ("all", record["about"]["learner"]) for record in records)
-        forms = ("{:+.2f}", "{:.2f}", "{:+.3f}", "{:.2f}", "{:.2f}") * len(SHIPPED)
+        forms = ("{:+.2f}", "{:.2f}", "{:+.3f}", "{:.2f}", "{:.2f}") * len(methods)
         cells = [form.format(column[i]) for form, column in zip(forms, columns, strict=True)]
         lines.append(f"| {name if name == 'all' else name.upper()} | {runs} | {' | '.join(cells)} |")
     return lines

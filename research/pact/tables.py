@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from research.pact.methods import METHODS, NOW, OURS
+from research.pact.methods import EARLIER, METHODS, OURS
 from research.pact.worlds import LEARNERS, WORLDS
 
 HARM_FROM = 5000  # test images
@@ -161,7 +161,7 @@ def harms(records: Sequence[dict[str, Any]], ours: Sequence[str]) -> list[str]:
         large = [s["harm"][m] for s in states if s["n_test"] >= HARM_FROM]
         sure = [value for value, low, _ in large if low > 0]
         over = {bound: sum(value > bound for value in sure) for bound in (1, 3)}
-        fired = [s["belief"][m][4] > NOW.most_surprise for s in states]
+        fired = [s["belief"][m][4] > EARLIER.most_surprise for s in states]
         harmful = [s["harm"][m][0] > 1 and s["harm"][m][1] > 0 for s in states]
         told = sum(f and h for f, h in zip(fired, harmful, strict=True))
         false = sum(f and not h for f, h in zip(fired, harmful, strict=True))

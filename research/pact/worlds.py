@@ -17,8 +17,15 @@ WORLDS: dict[str, dict[str, Any]] = {
     "F5": {"preset": "letters", "seed": 105, "memory": 300, "validation": 200, "tasks": 4},
     "F4": {"preset": "letters-large", "seed": 104, "memory": 560, "validation": 80, "classes": 28, "tasks": 7},
     "D1": {"preset": "letters", "seed": 121, "memory": 400, "validation": 80},
+    "F6": {"preset": "letters", "seed": 106, "memory": 400, "validation": 80},
+    "F7": {"preset": "letters", "seed": 107, "memory": 300, "validation": 200, "tasks": 4},
+    "F8": {"preset": "letters-large", "seed": 108, "memory": 560, "validation": 80, "classes": 28, "tasks": 7},
+    "F9": {"preset": "letters", "seed": 131, "memory": 400, "validation": 80},
+    "F10": {"preset": "letters", "seed": 132, "memory": 300, "validation": 200, "tasks": 4},
 }
 FINAL = ("F5", "F3", "F4")  # of round two, in the order of training; F1 and F2, of round one, are development now
+FIFTH = ("F6", "F7")  # of round five
+SIXTH = ("F8", "F9", "F10")  # of round six
 RESERVED = 2
 
 

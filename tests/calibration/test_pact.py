@@ -30,6 +30,7 @@ from tcil.calibration.calibrators.pact.evidence import (
     temperature_with_error,
 )
 from tcil.calibration.calibrators.pact.filter import Belief, BiasBelief
+from tcil.calibration.exemplars import LogitSpread, centred_squares, open_exemplars
 from tcil.foundation.options import Verdict
 
 K, OLD, DIMENSIONS, OVERCONFIDENCE = 6, 4, 8, 2.5
@@ -248,16 +249,19 @@ class TestFit:
         pact = tcil.PACT().fit(world.model, world.memory(), valid, range(K))
         with torch.no_grad():
             ts = tcil.TemperatureScaling().fit(world.model(valid[0]), valid[1])
-        assert pact.temperature_ == pytest.approx(ts.temperature_, rel=0.03)  # beside it there is a weak prior
+        spread, new = pact.result_.evidence
+        assert (spread.source, new.source) == ("spread", "new classes")
+        assert new.log_temperature == pytest.approx(math.log(ts.temperature_), abs=0.02)
+        assert min(new.log_temperature, spread.log_temperature) < math.log(pact.temperature_)
+        assert math.log(pact.temperature_) < max(new.log_temperature, spread.log_temperature)
         assert pact.result_.bias == 0.0
-        assert [piece.source for piece in pact.result_.evidence] == ["new classes"]
 
     def test_one_new_class(self):
         """Among one class there is no temperature; the other pieces are left."""
         world = World(6.0)
         memory = world.memory()
         pact = tcil.PACT().fit(world.model, memory, world.draw(torch.full((80,), 5)), [5], imbalance=6.0)
-        assert [piece.source for piece in pact.result_.evidence] == ["surrogate", "label shift"]
+        assert [piece.source for piece in pact.result_.evidence] == ["spread", "surrogate", "label shift"]
         assert pact.temperature_ > 1
         assert pact.result_.verdicts == (Verdict.OK,)
 
@@ -304,7 +308,7 @@ class TestFit:
             assert Verdict.TARGET_BELOW_RANGE in tcil.TCIL().fit(world.model, memory, valid, NEW).result_.verdicts
         with pytest.warns(tcil.CalibrationWarning, match="is the validation set held out of training"):
             pact = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=6.0)
-        assert [piece.source for piece in pact.result_.evidence] == ["new classes", "label shift"]
+        assert [piece.source for piece in pact.result_.evidence] == ["spread", "new classes", "label shift"]
         assert pact.result_.verdicts == (Verdict.TARGET_BELOW_RANGE,)  # it may hint at validation data in training
 
     def test_a_magnitude_out_of_range_does_not_matter(self):
@@ -548,7 +552,7 @@ class TestReserve:
         rich = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=reserve)
         assert rich.result_.bias_error < 0.8 * plain.result_.bias_error
         assert [piece.source for piece in rich.result_.evidence] == [
-            "surrogate", "new classes", "label shift", "reserve",
+            "spread", "surrogate", "new classes", "label shift", "reserve",
         ]  # fmt: skip
         assert (rich.result_.n_reserve, plain.result_.n_reserve) == (80, 0)
         assert rich.history_ == plain.history_
@@ -635,6 +639,97 @@ class TestReserve:
                 world.model, memory, valid, NEW, imbalance=20.0, reserve=(reserve[0], (reserve[1] + 1) % OLD)
             )
         assert Verdict.OUT_OF_DEPTH in found.result_.verdicts
+
+
+def spread(log=1.0, per_class=20.0):
+    return LogitSpread(log, per_class)
+
+
+class TestSpread:
+    """T goes with the spread of the exemplars' logits."""
+
+    @pytest.mark.parametrize("batch_size", [7, 64])
+    def test_it_is_the_root_mean_square_about_the_mean_of_each_row(self, batch_size):
+        world = World(5.0)
+        memory = world.memory()
+        with torch.no_grad():
+            z = world.model(memory[0]).double()
+        wanted = float((z - z.mean(dim=1, keepdim=True)).square().mean().sqrt().log())
+        with open_exemplars(world.model, memory, NEW, batch_size=batch_size) as exemplars:
+            assert exemplars.logit_spread.log == pytest.approx(wanted, abs=1e-6)
+            assert exemplars.logit_spread.per_class == 20
+
+    def test_columns_that_are_masked_or_of_no_class_do_not_count(self):
+        world = World(5.0)
+        memory = world.memory()
+        wide = nn.Linear(DIMENSIONS, K + 3)
+        with torch.no_grad():
+            wide.weight[:K], wide.bias[:K] = world.model.weight, world.model.bias
+            wide.weight[K:], wide.bias[K:] = 100.0, 50.0
+        with open_exemplars(world.model, memory, NEW) as plain, open_exemplars(wide, memory, NEW) as wider:
+            assert wider.logit_spread.log == pytest.approx(plain.logit_spread.log, abs=1e-6)
+        masked = torch.tensor([[1.0, 3.0, -torch.inf], [2.0, 4.0, 6.0]])
+        assert centred_squares(masked).tolist() == [2.0 + 8.0, 5.0]
+
+    def test_logits_that_do_not_differ_have_none(self):
+        flat = nn.Linear(DIMENSIONS, K)
+        with torch.no_grad():
+            flat.weight.zero_()
+            flat.bias.zero_()
+        with open_exemplars(flat, World(1.0).memory(), NEW) as exemplars:
+            assert exemplars.logit_spread is None
+
+    def test_before_any_evidence_t_is_a_share_of_it(self):
+        few = MEASURED.few_exemplars / 20
+        first = PACTFilter.of(None, None, TARGET, spread=spread())
+        assert first.log_t.mean == pytest.approx(1 + math.log(MEASURED.spread_ratio))
+        assert first.log_t.variance == pytest.approx(MEASURED.spread_error**2 + few**2)
+        late = PACTFilter.of(None, 2.0, TARGET, spread=spread())
+        assert late.log_t.mean == first.log_t.mean
+        assert late.log_t.variance == pytest.approx(first.log_t.variance + MEASURED.late_spread_error**2)
+
+    def test_log_t_moves_with_it_from_task_to_task(self):
+        memo = {**MEMO, "log_spread": 1.0}
+        few = MEASURED.few_exemplars / 5
+        state = PACTFilter.of(memo, 2.5, TARGET, spread=spread(1.3, per_class=5))
+        assert state.log_t.mean == pytest.approx(0.7 + 0.3)
+        assert state.log_t.variance == pytest.approx(0.01 + MEASURED.spread_drift**2 + few**2)
+        assert state.memo()["log_spread"] == 1.3
+        first = {**memo, "bias": None, "log_imbalance": None}
+        state = PACTFilter.of(first, 2.5, TARGET, spread=spread(1.3, per_class=5))
+        assert state.log_t.variance == pytest.approx(0.01 + MEASURED.first_spread_drift**2 + few**2)
+
+    def test_a_memo_without_it_is_joined_with_what_it_says(self):
+        """As version 0.2 left it."""
+        state = PACTFilter.of(MEMO, 2.5, TARGET, spread=spread())
+        says = 1 + math.log(MEASURED.spread_ratio)
+        assert min(0.7, says) < state.log_t.mean < max(0.7, says)
+        assert state.log_t.variance < 0.01 + MEASURED.temperature_drift**2
+
+    def test_a_network_of_another_kind_is_believed_by_its_images(self):
+        """The spread says 8 times the T that 4,000 validation images say: it gives way.
+
+        Where there are no old classes, T is measured. Later, the verdict tells of the contradiction.
+        """
+        world, wrong = World(1.0), PACTConstants(spread_ratio=8 * 0.44)
+        memory, valid = world.memory(), world.draw(torch.arange(4000) % K)
+        pact = tcil.PACT(constants=wrong).fit(world.model, memory, valid, range(K))
+        assert pact.result_.verdicts == (Verdict.OK,)
+        assert pact.temperature_ == pytest.approx(OVERCONFIDENCE, rel=0.1)
+        with pytest.warns(tcil.CalibrationWarning, match="contradict"):
+            later = tcil.PACT(constants=wrong).fit(
+                world.model, memory, world.draw(new_labels(4000)), NEW, imbalance=1.0
+            )
+        assert Verdict.OUT_OF_DEPTH in later.result_.verdicts
+        assert later.temperature_ == pytest.approx(OVERCONFIDENCE, rel=0.4)
+
+    def test_a_belief_is_widened_until_an_observation_is_so_many_errors_away(self):
+        belief = Belief(0.0, 0.01)
+        belief.widen(2.0, 0.3, 3.0)
+        assert belief.surprise(2.0, 0.3) == pytest.approx(3.0)
+        before = belief.variance
+        belief.widen(0.1, 0.3, 3.0)  # it is near enough
+        assert belief.variance == before
 
 
 class TestHistory:
@@ -748,6 +843,9 @@ class TestHistory:
             {**MEMO, "offset": [0.1, -0.2, 0.0]},
             {**MEMO, "offset": [0.1, 0.2, 0.5]},  # more than variances allow
             {**MEMO, "offset": "none"},
+            {**MEMO, "log_spread": "1.0"},
+            {**MEMO, "log_spread": float("nan")},
+            {**MEMO, "log_spread": 1e5},
             {"calibrator": "PACT", "mean": [0.7, 0.9], "covariance": [[0.01, 0.0], [0.0, 0.02]]},
         ],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,34 @@ from tcil.calibration.inputs.features import FeatureSpec
 from tcil.calibration.inputs.input_scale import InputScale
 from tcil.calibration.perturbation import ClassMeans
 from tcil.foundation import random_state, ranks
-from tcil.foundation.arrays import as_classes, check_own_unmasked, classes_and_columns, label_columns, pick_columns
+from tcil.foundation.arrays import (
+    as_classes,
+    check_own_unmasked,
+    classes_and_columns,
+    label_columns,
+    pick_columns,
+    without_masked,
+)
 from tcil.foundation.errors import invalid
+from tcil.foundation.records import Record
 
 BATCH_SIZE = 64
+
+
+@dataclass(frozen=True)
+class LogitSpread(Record):
+    """How far the logits of the exemplars are apart.
+
+    Attributes
+    ----------
+    log : float
+        The logarithm of the root mean square of all logits about the mean of their row.
+    per_class : float
+        The number of exemplars, divided by that of classes.
+    """
+
+    log: float
+    per_class: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +77,8 @@ class Exemplars:
         The share of exemplars that are classified correctly.
     spread : float
         The standard deviation of all inputs.
+    logit_spread : LogitSpread or None
+        How far the logits are apart; None if they do not differ.
     new_scale, old_scale : InputScale
         The range of the inputs of new and of old classes.
     """
@@ -68,6 +95,7 @@ class Exemplars:
     new_logits: Tensor
     accuracy: float
     spread: float
+    logit_spread: LogitSpread | None
     new_scale: InputScale
     old_scale: InputScale
 
@@ -184,6 +212,7 @@ class _CleanPass:
         self._columns, self._new_inputs, self._new_logits = list[Tensor](), list[Tensor](), list[Tensor]()
         self._new_scale, self._old_scale, self._moments = InputScale(), InputScale(), _Moments()
         self._means, self._hits, self._width = ClassMeans(), 0, 0
+        self._own_logits = list[Tensor]()  # of the batches that this rank counts
 
     def look(self, inputs: Tensor, labels: Tensor) -> None:
         """Record the new exemplars of a batch and the range of its inputs."""
@@ -208,6 +237,7 @@ class _CleanPass:
         if counted:
             self._means.add(features, columns)
             self._hits += int((logits.argmax(dim=1).cpu() == columns).sum())
+            self._own_logits.append(logits.cpu())
 
     def number(self, labels: Tensor) -> None:
         """Record the classes of a batch, once the head's width is known."""
@@ -235,15 +265,33 @@ class _CleanPass:
             new_logits=new_logits[:, : len(classes)],
             accuracy=int(self.ranks.total(torch.tensor(self._hits))) / int(means.counts.sum()),
             spread=self._moments.deviation,
+            logit_spread=self._logit_spread(len(columns), len(classes)),
             new_scale=self._new_scale,
             old_scale=self._old_scale,
         )
+
+    def _logit_spread(self, n_exemplars: int, n_classes: int) -> LogitSpread | None:
+        sums = torch.zeros(2, dtype=torch.float64)  # of squares, and their number
+        for logits in self._own_logits:
+            sums += centred_squares(logits[:, :n_classes])
+        squares, count = self.ranks.total(sums).tolist()
+        if not 0 < squares < math.inf:
+            return None
+        return LogitSpread(0.5 * math.log(squares / count), n_exemplars / n_classes)
 
     def _is_new(self, labels: Tensor) -> Tensor:
         return torch.isin(labels, torch.tensor(self._new))
 
     def _columns_of(self, labels: Tensor, width: int) -> Tensor:
         return label_columns(labels, self._names, "memory labels", width, self._stream.doubt)
+
+
+def centred_squares(logits: Tensor) -> Tensor:
+    """The sum of squares of logits about the mean of their row, and their number; masked ones do not count."""
+    alive = logits != -torch.inf
+    z, own = without_masked(logits.double()), alive.sum(dim=1, keepdim=True)
+    z = (z - z.sum(dim=1, keepdim=True) / own) * alive
+    return torch.stack([z.square().sum(), own.sum().double()])
 
 
 class _Moments:

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from tcil.calibration.calibrators.arguments import missing_valid, positive
 from tcil.calibration.calibrators.base import SingleTemperature
-from tcil.calibration.exemplars import BATCH_SIZE, Exemplars, as_new_classes, check_coverage, read_exemplars
+from tcil.calibration.exemplars import (
+    BATCH_SIZE,
+    Exemplars,
+    LogitSpread,
+    as_new_classes,
+    check_coverage,
+    read_exemplars,
+)
 from tcil.calibration.inputs.classifier import Classifier, UsedWeights
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.features import FeatureSource, FeatureSpec
@@ -132,6 +139,8 @@ class TCILEvidence(Record):
         Properties of the network: width and position of its head, hash of its weights.
     scales : str
         Description of the range of the inputs.
+    spread : LogitSpread or None
+        How far the logits of the exemplars are apart, without a perturbation; None if they do not differ.
 
     Examples
     --------
@@ -156,6 +165,7 @@ class TCILEvidence(Record):
     pushed: tuple[Tensor, Tensor] | None
     model: SeenModel
     scales: str = ""
+    spread: LogitSpread | None = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -338,7 +348,10 @@ class TCIL(SingleTemperature[TCILResult]):
         noted = _noted(exemplars, validation, differ)
         result = _result(answer, exemplars, validation, noted)
         seen = _seen_model(model, exemplars)
-        return TCILEvidence(result, exemplars.classes, exemplars.is_new, validation.rows, answer.pushed, seen, scales)
+        return TCILEvidence(
+            result, exemplars.classes, exemplars.is_new, validation.rows, answer.pushed, seen, scales,
+            exemplars.logit_spread,
+        )  # fmt: skip
 
     def _calibrate(self, exemplars: Exemplars, valid: _Validation) -> _Answer:
         """Algorithm 1 of the paper; its line 3, the class means, is done when the exemplars are read."""

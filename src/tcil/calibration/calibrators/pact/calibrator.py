@@ -59,7 +59,7 @@ class PACTResult(Record):
     verdicts : tuple of Verdict
         Whatever was out of the ordinary; `Verdict.OK` alone where nothing was.
     evidence : tuple of PACTEvidence
-        What the answer was weighed from, "history" first.
+        What the answer was weighed from, "history" first, or "spread" where there is none.
     t_cil : TCILResult
         The run of T-CIL inside.
     n_reserve : int
@@ -81,6 +81,7 @@ class PACTResult(Record):
     (5.0, True)
     >>> for piece in result.evidence:
     ...     print(piece.source)
+    spread
     surrogate
     new classes
     label shift
@@ -103,8 +104,12 @@ class PACT(Calibrator[PACTResult]):
 
     A network trained on many images of each new class and few of each old one behaves, on unseen images, as if old
     classes were rare. So `q = softmax(z / T + b [class is old])` is honest for a test set in which classes are equally
-    frequent, with b mostly between 0 (the learner balances by itself) and log(imbalance). Each task gives three pieces
-    of evidence on log T and b, none of which needs data of old classes beyond the memory:
+    frequent, with b mostly between 0 (the learner balances by itself) and log(imbalance).
+
+    T goes with the spread of the exemplars' logits (the root mean square about the mean of their row): networks that
+    know their exemplars by heart have a T of about 0.44 times it, whatever the learner, the data and the number of
+    classes (docs/pact.md). Beyond that, each task gives three pieces of evidence on log T and b, none of which needs
+    data of old classes beyond the memory:
 
     1. Surrogate: log T and b that minimise the cross-entropy of q on the validation set (new classes) together with
        T-CIL's perturbed exemplars of old classes, every class counting equally.
@@ -119,11 +124,12 @@ class PACT(Calibrator[PACTResult]):
     temperature which sets T-CIL's magnitude) and a measured constant (`PACTConstants`). The surrogate's b has an offset
     beside, which is the learner's, unknown at first, and learned from task to task by what label shift says. All are
     combined, in this order, with what earlier tasks left (`history`), each weighed by its precision: a Kalman filter
-    for log T and one for b and the offset. Before any evidence log T is 0 +- 1 (where the validation temperature is
-    beyond e^2 or e^-2: that much farther), and b, at the first task with old classes, has the mean and variance of a
-    uniform one between 0 and log(imbalance), and a measured variance beside. From task to task b moves by half the
-    change of log(imbalance), and all drift by measured constants. A piece that its data do not identify is left out
-    (the new classes where their error is above 1). Pieces share their validation set, which the filter does not know.
+    for log T and one for b and the offset. Before any evidence T is 0.44 times the spread, surely so in a task without
+    old classes, and hardly where the first fit comes later (so fit after the first task too). b, at the first task
+    with old classes, has the mean and variance of a uniform one between 0 and log(imbalance), and a measured variance
+    beside. From task to task log T moves by the change of the log spread, b by half the change of log(imbalance), and
+    all drift by measured constants. A piece that its data do not identify is left out (the new classes where their
+    error is above 1). Pieces share their validation set, which the filter does not know.
 
     With `reserve`, a few images of old classes that were never trained on (one or two a class are enough to help), the
     method is PACT-R: the likelihood of q on reserve and validation set, every class counting equally, is combined with
@@ -132,7 +138,8 @@ class PACT(Calibrator[PACTResult]):
 
     Where label shift is more than three errors away from what is believed by then, it is trusted so much less that it
     is three: old and new classes then hardly overlap in the images at hand, and their mean odds miss the tail that
-    would matter. Where another piece is, the verdict is `out_of_depth`.
+    would matter. Where another piece is, the verdict is `out_of_depth`; if that is the new classes, what was believed
+    of T by then is widened in the same way, because the network may be of another kind.
 
     The prediction stays: its confidence is q of the predicted class (or 1 / K if q is below), and the other classes
     share the rest as in q, or more evenly where one of them would overtake it. With `keep_predictions=False` q itself
@@ -180,7 +187,7 @@ class PACT(Calibrator[PACTResult]):
     >>> valid = draw(2 + torch.arange(200) % 2)
     >>> pact = tcil.PACT().fit(network, memory, valid, new_classes=[2, 3], imbalance=110 / 10)
     >>> pact.temperature_ > 1, pact.bias_ > 0, [piece.source for piece in pact.result_.evidence]
-    (True, True, ['surrogate', 'new classes', 'label shift'])
+    (True, True, ['spread', 'surrogate', 'new classes', 'label shift'])
     >>> kept = draw(torch.arange(4) % 2)                                       # two images of each old class: PACT-R
     >>> surer = tcil.PACT().fit(network, memory, valid, new_classes=[2, 3], imbalance=110 / 10, reserve=kept).result_
     >>> surer.evidence[-1].source, surer.bias_error < pact.result_.bias_error
@@ -335,8 +342,10 @@ class PACT(Calibrator[PACTResult]):
         has_old = not bool(evidence.is_new.all())
         log_imbalance = math.log(ratio) if has_old else None
         constants = PACTConstants.parse(self.constants)
-        beliefs = PACTFilter.of(history, log_imbalance, evidence.result.target, constants)
-        remembered = [] if history is None else [beliefs.as_evidence("history")]
+        beliefs = PACTFilter.of(history, log_imbalance, evidence.result.target, constants, evidence.spread)
+        before = beliefs.as_evidence("history")
+        if history is None:
+            before = replace(before, source="spread", bias=None, bias_error=None)
         pieces, informed = beliefs.weigh(evidence), beliefs.informed
         now = beliefs.as_evidence("all")
         if reserve is not None and (found := beliefs.with_reserve(evidence, reserve)) is not None:
@@ -348,7 +357,9 @@ class PACT(Calibrator[PACTResult]):
             evidence.result.verdicts, pieces, informed=beliefs.informed, inverted=inverted, contradicted=odd
         )
         kept = 0 if reserve is None else len(reserve[1])
-        result = _result(beliefs, now, ratio, verdicts, (*remembered, *pieces), evidence.result, kept)
+        known_before = history is not None or (beliefs.informed and evidence.spread is not None)
+        weighed = (before, *pieces) if known_before else tuple(pieces)
+        result = _result(beliefs, now, ratio, verdicts, weighed, evidence.result, kept)
         beliefs.informed = informed  # what the reserve said is not handed on
         return result, beliefs
 

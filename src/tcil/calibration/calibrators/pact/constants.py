@@ -14,14 +14,29 @@ from tcil.foundation.errors import invalid, unknown_name
 class PACTConstants:
     """How far PACT trusts each piece of its evidence.
 
-    The first ten are standard deviations of natural logarithms, measured on development runs of six learners against
-    the T and b that fit the test set best: those under which these are most likely (docs/pact.md). An `error` is what a
-    piece is off by beyond its sampling error, which is computed. The last three were chosen beforehand. On networks of
-    quite another kind, measure them anew on runs whose test labels are known.
+    All but `spread_ratio` and the last three are standard deviations of natural logarithms. They were measured on
+    development runs of six learners against the T and b that fit the test set best: those under which these are most
+    likely (docs/pact.md). An `error` is what a piece is off by beyond its sampling error, which is computed. The last
+    three were chosen beforehand. On networks of quite another kind, measure them anew on runs whose test labels are
+    known.
 
     Parameters
     ----------
-    surrogate_temperature_error : float, default 0.30
+    spread_ratio : float, default 0.44
+        T, divided by the spread of the exemplars' logits (the root mean square about the mean of their row).
+    spread_error : float, default 0.05
+        Of log T, where it is that ratio times the spread.
+    late_spread_error : float, default 0.30
+        The same, where the first fit of a stream is of a task with old classes: then no task without them, where T is
+        measured, has shown whether the ratio holds for this network. It was chosen, not measured.
+    spread_drift : float, default 0.02
+        By how much the logarithm of the ratio changes from one task to the next.
+    first_spread_drift : float, default 0.08
+        By how much it does from a task without old classes to the next.
+    few_exemplars : float, default 1.1
+        This number, divided by the exemplars of a class, is an error and a drift beside these: with few exemplars the
+        spread tells less.
+    surrogate_temperature_error : float, default 0.25
         Of log T, where it is fitted on perturbed exemplars of old classes.
     surrogate_bias_error : float, default 0.10
         Of b, where it is fitted on them, beyond the offset.
@@ -29,26 +44,27 @@ class PACTConstants:
         Of the offset in b that the surrogate has with a learner, before anything is known of it.
     offset_drift : float, default 0.25
         By how much that offset changes from one task to the next.
-    new_class_error : float, default 0.06
+    new_class_error : float, default 0.15
         Of log T, where it is fitted on the new classes among themselves.
     label_shift_error : float, default 0.45
         Of b by label shift.
     temperature_drift : float, default 0.08
-        By how much log T changes from one task to the next.
+        By how much log T changes from one task to the next, where the spread is not known.
     bias_drift : float, default 0.85
         By how much b does, beyond half the change of log(imbalance). It is large because the surrogate, whose offset
         hardly changes, tells the change far better.
     first_drift : float, default 0.30
-        By how much log T changes from a task without old classes to the next.
+        By how much log T changes from a task without old classes to the next, where the spread is not known.
     bias_spread : float, default 0.30
         Of b at the first task with old classes, beside that of a uniform one between 0 and log(imbalance).
     prior_error : float, default 1.0
-        Of log T before any evidence.
+        Of log T before any evidence, where the spread is not known.
     prior_reach : float, default 2.0
         So far from 0 may log T be by that prior: farther off, logits have another scale, and it moves along.
     most_surprise : float, default 3.0
-        So many errors may a piece be from what is believed by then: beyond, label shift is trusted so much less that it
-        is just as many, and other pieces make the verdict `out_of_depth`.
+        So many errors may a piece be from what is believed by then. Beyond, label shift is trusted so much less that it
+        is just as many; where it is the new classes, what was believed of T is; and all but label shift make the
+        verdict `out_of_depth`.
 
     Examples
     --------
@@ -59,11 +75,17 @@ class PACTConstants:
     (0.1, 0.85)
     """
 
-    surrogate_temperature_error: float = 0.30
+    spread_ratio: float = 0.44
+    spread_error: float = 0.05
+    late_spread_error: float = 0.30
+    spread_drift: float = 0.02
+    first_spread_drift: float = 0.08
+    few_exemplars: float = 1.1
+    surrogate_temperature_error: float = 0.25
     surrogate_bias_error: float = 0.10
     surrogate_offset: float = 1.0
     offset_drift: float = 0.25
-    new_class_error: float = 0.06
+    new_class_error: float = 0.15
     label_shift_error: float = 0.45
     temperature_drift: float = 0.08
     bias_drift: float = 0.85

@@ -28,7 +28,7 @@ class PACTEvidence(Record):
     Attributes
     ----------
     source : str
-        "history", "surrogate", "new classes", "label shift" or "reserve".
+        "history", "spread", "surrogate", "new classes", "label shift" or "reserve".
     log_temperature, log_temperature_error : float or None
         What it says of log T.
     bias, bias_error : float or None

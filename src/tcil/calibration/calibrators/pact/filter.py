@@ -18,10 +18,12 @@ from tcil.calibration.calibrators.pact.evidence import (
     surrogate,
 )
 from tcil.calibration.calibrators.tcil import TCILEvidence
+from tcil.calibration.exemplars import LogitSpread
 from tcil.calibration.temperature import TemperatureFit
 from tcil.foundation.errors import invalid
 
 LARGEST = 20.0  # log(imbalance)
+LARGEST_LOG = 1000.0  # of a spread
 
 
 @dataclass
@@ -45,6 +47,11 @@ class Belief:
     def surprise(self, value: float, error: float) -> float:
         """How many errors an observation is away."""
         return abs(value - self.mean) / math.sqrt(self.variance + error**2)
+
+    def widen(self, value: float, error: float, most: float) -> None:
+        """Believe so much less that an observation is at most so many errors away."""
+        if self.surprise(value, error) > most:
+            self.variance = ((value - self.mean) / most) ** 2 - error**2
 
 
 @dataclass
@@ -103,8 +110,9 @@ class PACTFilter:
         *,
         informed: bool,
         constants: PACTConstants = MEASURED,
+        spread: LogitSpread | None = None,
     ) -> None:
-        self.log_t, self.bias, self.log_imbalance = log_t, bias, log_imbalance
+        self.log_t, self.bias, self.log_imbalance, self.spread = log_t, bias, log_imbalance, spread
         self.informed = informed  # by evidence on T, on this task or before
         self.constants = constants
         self.surprises: list[float] = []
@@ -116,19 +124,19 @@ class PACTFilter:
         log_imbalance: float | None,
         target: TemperatureFit,
         constants: PACTConstants = MEASURED,
+        spread: LogitSpread | None = None,
     ) -> PACTFilter:
-        """What the task before left, less certain by the drift; or next to nothing.
+        """What the task before left, moved with the spread of the logits and less certain by the drift; or a prior.
 
-        `log_imbalance` is None where there are no old classes; `target` is the temperature of the validation set.
+        `log_imbalance` is None where there are no old classes; `target` is the temperature of the validation set, and
+        `spread` that of the exemplars' logits, if it is known.
         """
         bias = None
         if history is None:
-            far, reach = math.log(target.temperature), constants.prior_reach
-            log_t = Belief(far - min(max(far, -reach), reach), constants.prior_error**2)
+            log_t = _prior(target, constants, spread, late=log_imbalance is not None)
         else:
-            log_t = Belief(*history["log_temperature"])
             rehearsal_begins = history["bias"] is None and log_imbalance is not None
-            log_t.move(0.0, constants.first_drift if rehearsal_begins else constants.temperature_drift)
+            log_t = _moved(history, constants, spread, rehearsal_begins=rehearsal_begins)
             if history["bias"] is not None and log_imbalance is not None:
                 # A memo of version 0.2 has no offset.
                 offset = history.get("offset") or (0.0, constants.surrogate_offset**2, 0.0)
@@ -138,7 +146,7 @@ class PACTFilter:
         if log_imbalance is not None and bias is None:
             variance = log_imbalance**2 / 12 + constants.bias_spread**2
             bias = BiasBelief(log_imbalance / 2, variance, 0.0, constants.surrogate_offset**2)
-        return cls(log_t, bias, log_imbalance, informed=history is not None, constants=constants)
+        return cls(log_t, bias, log_imbalance, informed=history is not None, constants=constants, spread=spread)
 
     def memo(self) -> History:
         """What the next task gets as `history`."""
@@ -150,6 +158,7 @@ class PACTFilter:
             if self.bias is None
             else [self.bias.offset, self.bias.offset_variance, self.bias.covariance],
             "log_imbalance": self.log_imbalance,
+            "log_spread": None if self.spread is None else self.spread.log,
         }
 
     def as_evidence(self, source: str) -> PACTEvidence:
@@ -177,13 +186,27 @@ class PACTFilter:
     def new_classes(self, evidence: TCILEvidence) -> PACTEvidence | None:
         """Take in the validation set with the logits of the new classes alone."""
         is_new, (logits, columns) = evidence.is_new, evidence.valid
-        error, prior = self.constants.new_class_error, self.constants.prior_error
+        # Without old classes, the new ones are all there are.
+        error = 0.0 if self.bias is None and self.spread is not None else self.constants.new_class_error
+        prior = self.constants.prior_error
         within = logits[:, is_new], (is_new.cumsum(0) - 1)[columns]
-        found = laplace(*within, self.log_t.mean, self.log_t.variance + error**2, prior)
-        if found is None:
+
+        def found(variance: float) -> tuple[float, float] | None:
+            seen = laplace(*within, self.log_t.mean, variance + error**2, prior)
+            return None if seen is None else (seen[0], math.hypot(seen[1], error))
+
+        log_t = found(self.log_t.variance)
+        if log_t is None:
             return None
-        log_t = found[0], math.hypot(found[1], error)
-        self.surprises.append(self.log_t.surprise(*log_t))
+        if self.spread is not None and (alone := found(prior**2)) is not None:
+            # A network may be of another kind than those on which the ratio was measured: what it says alone decides.
+            # Without old classes that is no contradiction: T itself was measured, and only the ratio is another.
+            if self.bias is not None:
+                self.surprises.append(self.log_t.surprise(*alone))
+            self.log_t.widen(*alone, self.constants.most_surprise)
+            log_t = found(self.log_t.variance) or log_t
+        else:
+            self.surprises.append(self.log_t.surprise(*log_t))
         self.log_t.see(*log_t)
         self.informed = True
         return PACTEvidence("new classes", *log_t, None, None)
@@ -222,6 +245,39 @@ class PACTFilter:
         return piece, PACTEvidence("all", *found)
 
 
+def _prior(target: TemperatureFit, constants: PACTConstants, spread: LogitSpread | None, *, late: bool) -> Belief:
+    """What is believed of log T before any evidence: that it goes with the spread, or next to nothing.
+
+    It is `late` where there are old classes by then: no first task has shown how well the spread tells T.
+    """
+    if spread is not None:
+        log_t = Belief(*_by_spread(constants, spread))
+        log_t.move(0.0, constants.late_spread_error if late else 0.0)
+        return log_t
+    far, reach = math.log(target.temperature), constants.prior_reach
+    return Belief(far - min(max(far, -reach), reach), constants.prior_error**2)
+
+
+def _by_spread(constants: PACTConstants, spread: LogitSpread) -> tuple[float, float]:
+    """Log T by the spread alone, and its variance."""
+    variance = constants.spread_error**2 + (constants.few_exemplars / spread.per_class) ** 2
+    return math.log(constants.spread_ratio) + spread.log, variance
+
+
+def _moved(history: History, constants: PACTConstants, spread: LogitSpread | None, *, rehearsal_begins: bool) -> Belief:
+    """What the task before left of log T, moved to this one."""
+    log_t, before = Belief(*history["log_temperature"]), history.get("log_spread")
+    if spread is not None and before is not None:
+        drift = constants.first_spread_drift if rehearsal_begins else constants.spread_drift
+        log_t.move(spread.log - before, math.hypot(drift, constants.few_exemplars / spread.per_class))
+        return log_t
+    log_t.move(0.0, constants.first_drift if rehearsal_begins else constants.temperature_drift)
+    if spread is not None:  # a memo of an earlier version has none
+        value, variance = _by_spread(constants, spread)
+        log_t.see(value, math.sqrt(variance))
+    return log_t
+
+
 def check_history(history: History | None) -> None:
     """Refuse what is not the memo of a PACT."""
     if history is None:
@@ -240,6 +296,7 @@ def check_history(history: History | None) -> None:
             and (history["log_imbalance"] is None or numbers([history["log_imbalance"]], LARGEST))
             and all(len(belief) == 2 and numbers(belief) and belief[1] > 0 for belief in beliefs)
             and (offset is None or _is_offset(offset, history["bias"], numbers))
+            and (history.get("log_spread") is None or numbers([history["log_spread"]], LARGEST_LOG))
         )
     except (KeyError, TypeError, AttributeError):
         sound = False
