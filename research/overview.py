@@ -46,9 +46,10 @@ Written by `make results` from the JSON files under `docs/results/`. Nothing on 
 words around the numbers. All runs were made with this code on two shared CPU cores. *Optimal TS* is the oracle: one
 temperature fitted to the test labels. PACT is ours, the other calibrators are the paper's. Unless a table says
 otherwise, numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version
-0.2.0: their learners ([what has changed](learners.md)) and their PACT are of that version. **PACT was developed on
-runs of this page** (13 of the 20 on letters, and those of 20 classes): [the page on PACT](pact.md) has runs that were
-not looked at.
+0.2.0: their learners ([what has changed](learners.md)) and their PACT are of that version. On letters, CIFAR-100,
+CIFAR-10 and Tiny-ImageNet PACT is the form before [round six](pact.md#results-round-six), which is more accurate; on
+the authors' checkpoints it is the present one. **PACT was developed on runs of this page** (13 of the 20 on letters,
+and those of 20 classes): [the page on PACT](pact.md) has runs that were not looked at.
 """
 
 

@@ -9,11 +9,12 @@ from research import pact
 from research.pact.__main__ import tables_of
 
 
-@pytest.mark.parametrize("name", ["final", "small", "sizes", "imbalance", "draws"])
+@pytest.mark.parametrize("name", ["spread", "round-six", "final", "small", "sizes", "imbalance", "draws"])
 def test_the_tables_are_those_of_the_stored_records(name):
     page = (ROOT / "docs/pact.md").read_text(encoding="utf-8")
     drawn = page.split(f"<!-- tables: {name} -->")[1].split(f"<!-- end of {name} -->")[0]
     assert drawn.split() == " ".join(pact.sections()[name]).split()
+    assert "@@" not in page
 
 
 def test_a_world_counts_when_every_learner_was_measured():

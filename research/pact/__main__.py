@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from research.pact import constants, draws, imbalance, page, sixth, sizes, small
+from research.pact import constants, draws, imbalance, page, sixth, sizes, small, spread
 from research.pact.measuring import STORED, store, stored
 from research.pact.tables import candidates, summary
 from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
@@ -79,6 +79,7 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "sizes": lambda: sizes.table(sizes.stored()),
         "small": lambda: small.tables(small.stored()),
         "round-five": lambda: sixth.tables(sixth.stored("round-five")),
+        "spread": lambda: spread.table(),
         "round-six": lambda: sixth.tables(sixth.stored()),
     }
     if name in own:
@@ -103,7 +104,7 @@ def main() -> None:
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
     tables = commands.add_parser("tables")
-    tables.add_argument("name", choices=kept)
+    tables.add_argument("name", choices=[*kept, "spread"])
     tables.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     commands.add_parser("constants").add_argument("names", nargs="*", choices=[*kept, []], metavar="NAME")
     commands.add_parser("candidates")

@@ -14,11 +14,11 @@ from tcil.foundation.errors import invalid, unknown_name
 class PACTConstants:
     """How far PACT trusts each piece of its evidence.
 
-    All but `spread_ratio` and the last three are standard deviations of natural logarithms. They were measured on
-    development runs of six learners against the T and b that fit the test set best: those under which these are most
-    likely (docs/pact.md). An `error` is what a piece is off by beyond its sampling error, which is computed. The last
-    three were chosen beforehand. On networks of quite another kind, measure them anew on runs whose test labels are
-    known.
+    They were measured on development runs of six learners, against the T and b that fit the test set best: they are
+    those under which these are most likely (docs/pact.md). `late_spread_error` and the last three were chosen
+    beforehand. Errors and drifts are standard deviations of natural logarithms; an `error` is what a piece is off by
+    beyond its sampling error, which is computed. On networks of quite another kind, measure them anew on runs whose
+    test labels are known.
 
     Parameters
     ----------
@@ -26,8 +26,11 @@ class PACTConstants:
         T, divided by the spread of the exemplars' logits (the root mean square about the mean of their row).
     spread_error : float, default 0.05
         Of log T, where it is that ratio times the spread.
+    first_spread_error : float, default 0.15
+        Beside it, for the answer of a task without old classes: with few classes the ratio varies more. What is handed
+        on to the next task is not concerned.
     late_spread_error : float, default 0.30
-        The same, where the first fit of a stream is of a task with old classes: then no task without them, where T is
+        Beside it, where the first fit of a stream is of a task with old classes: then no task without them, where T is
         measured, has shown whether the ratio holds for this network. It was chosen, not measured.
     spread_drift : float, default 0.02
         By how much the logarithm of the ratio changes from one task to the next.
@@ -45,7 +48,7 @@ class PACTConstants:
     offset_drift : float, default 0.25
         By how much that offset changes from one task to the next.
     new_class_error : float, default 0.15
-        Of log T, where it is fitted on the new classes among themselves.
+        Of log T, where it is fitted on the new classes among themselves; none where there are no old ones.
     label_shift_error : float, default 0.45
         Of b by label shift.
     temperature_drift : float, default 0.08
@@ -62,9 +65,9 @@ class PACTConstants:
     prior_reach : float, default 2.0
         So far from 0 may log T be by that prior: farther off, logits have another scale, and it moves along.
     most_surprise : float, default 3.0
-        So many errors may a piece be from what is believed by then. Beyond, label shift is trusted so much less that it
-        is just as many; where it is the new classes, what was believed of T is; and all but label shift make the
-        verdict `out_of_depth`.
+        So many errors may a piece be from what is believed by then. Beyond, label shift is trusted less, and what was
+        believed of T is where the new classes are that far: until they are just as many errors away. Pieces other than
+        label shift make the verdict `out_of_depth` (the new classes only where there are old ones).
 
     Examples
     --------
@@ -77,6 +80,7 @@ class PACTConstants:
 
     spread_ratio: float = 0.44
     spread_error: float = 0.05
+    first_spread_error: float = 0.15
     late_spread_error: float = 0.30
     spread_drift: float = 0.02
     first_spread_drift: float = 0.08
@@ -110,7 +114,14 @@ class PACTConstants:
         for name in value:
             if name not in names:
                 raise unknown_name("constants", name, names)
+        if set(value) == set(names) - _SINCE_THE_SPREAD:  # stored by an earlier version, with the defaults of then
+            value = {name: own for name, own in value.items() if own != _BEFORE_THE_SPREAD.get(name)}
         return cls(**value)
 
 
+_SINCE_THE_SPREAD = frozenset(
+    ("spread_ratio", "spread_error", "first_spread_error", "late_spread_error", "spread_drift", "first_spread_drift",
+     "few_exemplars")
+)  # fmt: skip
+_BEFORE_THE_SPREAD = {"surrogate_temperature_error": 0.30, "new_class_error": 0.06}
 MEASURED = PACTConstants()

@@ -166,6 +166,20 @@ class PACTFilter:
         bias = (None, None) if self.bias is None else (self.bias.mean, math.sqrt(self.bias.variance))
         return PACTEvidence(source, self.log_t.mean, math.sqrt(self.log_t.variance), *bias)
 
+    def first_answer(self, evidence: TCILEvidence) -> PACTEvidence:
+        """What is believed of a task without old classes, before its evidence was taken in.
+
+        Its few classes have a ratio of T and spread that varies more than that of later tasks, for which the memo is.
+        """
+        own = PACTFilter(
+            Belief(self.log_t.mean, self.log_t.variance), None, None,
+            informed=self.informed, constants=self.constants, spread=self.spread,
+        )  # fmt: skip
+        if self.spread is not None:
+            own.log_t.move(0.0, self.constants.first_spread_error)
+        own.weigh(evidence)
+        return own.as_evidence("all")
+
     def weigh(self, evidence: TCILEvidence) -> list[PACTEvidence]:
         """Take in every piece that the data identify, and list them."""
         pieces = [take(evidence) for take in (self.surrogate, self.new_classes, self.label_shift)]
@@ -195,17 +209,16 @@ class PACTFilter:
             seen = laplace(*within, self.log_t.mean, variance + error**2, prior)
             return None if seen is None else (seen[0], math.hypot(seen[1], error))
 
-        log_t = found(self.log_t.variance)
-        if log_t is None:
-            return None
         if self.spread is not None and (alone := found(prior**2)) is not None:
             # A network may be of another kind than those on which the ratio was measured: what it says alone decides.
             # Without old classes that is no contradiction: T itself was measured, and only the ratio is another.
             if self.bias is not None:
                 self.surprises.append(self.log_t.surprise(*alone))
             self.log_t.widen(*alone, self.constants.most_surprise)
-            log_t = found(self.log_t.variance) or log_t
-        else:
+        log_t = found(self.log_t.variance)
+        if log_t is None:
+            return None
+        if self.spread is None:
             self.surprises.append(self.log_t.surprise(*log_t))
         self.log_t.see(*log_t)
         self.informed = True
@@ -272,9 +285,9 @@ def _moved(history: History, constants: PACTConstants, spread: LogitSpread | Non
         log_t.move(spread.log - before, math.hypot(drift, constants.few_exemplars / spread.per_class))
         return log_t
     log_t.move(0.0, constants.first_drift if rehearsal_begins else constants.temperature_drift)
-    if spread is not None:  # a memo of an earlier version has none
+    if spread is not None:  # the first that is known: of an earlier version, or of logits that did not differ
         value, variance = _by_spread(constants, spread)
-        log_t.see(value, math.sqrt(variance))
+        log_t.see(value, math.hypot(math.sqrt(variance), constants.late_spread_error))
     return log_t
 
 
