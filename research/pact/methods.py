@@ -19,7 +19,7 @@ from tcil.calibration.calibrators.pact import PACTConstants, PACTEvidence, PACTF
 from tcil.calibration.calibrators.pact import evidence as pieces
 from tcil.calibration.calibrators.pact.filter import BiasBelief
 from tcil.calibration.calibrators.tcil import TCILEvidence
-from tcil.calibration.exemplars import centred_squares
+from tcil.calibration.exemplars import centred_squares, log_root_mean
 
 Labelled = tuple[Tensor, Tensor]
 Method = Callable[[Known], Tensor]
@@ -120,8 +120,7 @@ def tracked(
 
 def log_spread(logits: Tensor) -> float | None:
     """The logarithm of the root mean square of logits about the mean of their row; None where they do not differ."""
-    squares, count = centred_squares(logits).tolist()
-    return 0.5 * math.log(squares / count) if 0 < squares < math.inf else None
+    return log_root_mean(centred_squares(logits))
 
 
 def begun(known: Known) -> PACTFilter:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from research.pact import measuring
-from research.pact.small import TITLES
+from research.pact import measuring, small
 from research.pact.worlds import LEARNERS, WORLDS
 
 FOLDERS = ("final", "imbalance", "cifar100", "small", "round-five", "round-six")  # those of equal sizes
@@ -32,9 +31,8 @@ def ratios(record: dict[str, Any], first: bool = False) -> list[float]:
 def world_of(record: dict[str, Any]) -> str:
     about = record["about"]
     names = {own["seed"]: name for name, own in WORLDS.items()}
-    if about["dataset"] in TITLES:
-        kept = ", reserve in the memory" if about["reserve"] else ""
-        return f"{TITLES[about['dataset']]}, {about['tasks']} tasks, seed {about['seed']}{kept}"
+    if about["dataset"] in small.TITLES:
+        return small.world(record)
     return f"letters, {names[about['seed']]}"
 
 

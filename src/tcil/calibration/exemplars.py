@@ -274,10 +274,8 @@ class _CleanPass:
         sums = torch.zeros(2, dtype=torch.float64)  # of squares, and their number
         for logits in self._own_logits:
             sums += centred_squares(logits[:, :n_classes])
-        squares, count = self.ranks.total(sums).tolist()
-        if not 0 < squares < math.inf:
-            return None
-        return LogitSpread(0.5 * math.log(squares / count), n_exemplars / n_classes)
+        log = log_root_mean(self.ranks.total(sums))
+        return None if log is None else LogitSpread(log, n_exemplars / n_classes)
 
     def _is_new(self, labels: Tensor) -> Tensor:
         return torch.isin(labels, torch.tensor(self._new))
@@ -292,6 +290,12 @@ def centred_squares(logits: Tensor) -> Tensor:
     z, own = without_masked(logits.double()), alive.sum(dim=1, keepdim=True)
     z = (z - z.sum(dim=1, keepdim=True) / own) * alive
     return torch.stack([z.square().sum(), own.sum().double()])
+
+
+def log_root_mean(sums: Tensor) -> float | None:
+    """The log spread by what `centred_squares` gave, also summed over batches; None where logits do not differ."""
+    squares, count = sums.tolist()
+    return 0.5 * math.log(squares / count) if 0 < squares < math.inf else None
 
 
 class _Moments:

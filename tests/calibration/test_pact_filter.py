@@ -1,0 +1,258 @@
+"""What PACT believes from task to task: the spread of the logits, and the memory of earlier tasks."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from pact_worlds import DIMENSIONS, MEMO, NEW, OVERCONFIDENCE, TARGET, K, World, new_labels
+from torch import nn
+
+import tcil
+from tcil.calibration.calibrators.pact import PACTConstants, PACTFilter
+from tcil.calibration.calibrators.pact.constants import MEASURED
+from tcil.calibration.calibrators.pact.filter import Belief, BiasBelief
+from tcil.calibration.exemplars import LogitSpread, centred_squares, open_exemplars
+from tcil.foundation.options import Verdict
+
+
+def spread(log=1.0, per_class=20.0):
+    return LogitSpread(log, per_class)
+
+
+class TestSpread:
+    """T goes with the spread of the exemplars' logits."""
+
+    @pytest.mark.parametrize("batch_size", [7, 64])
+    def test_it_is_the_root_mean_square_about_the_mean_of_each_row(self, batch_size):
+        world = World(5.0)
+        memory = world.memory()
+        with torch.no_grad():
+            z = world.model(memory[0]).double()
+        wanted = float((z - z.mean(dim=1, keepdim=True)).square().mean().sqrt().log())
+        with open_exemplars(world.model, memory, NEW, batch_size=batch_size) as exemplars:
+            assert exemplars.logit_spread.log == pytest.approx(wanted, abs=1e-6)
+            assert exemplars.logit_spread.per_class == 20
+
+    def test_columns_that_are_masked_or_of_no_class_do_not_count(self):
+        world = World(5.0)
+        memory = world.memory()
+        wide = nn.Linear(DIMENSIONS, K + 3)
+        with torch.no_grad():
+            wide.weight[:K], wide.bias[:K] = world.model.weight, world.model.bias
+            wide.weight[K:], wide.bias[K:] = 100.0, 50.0
+        with open_exemplars(world.model, memory, NEW) as plain, open_exemplars(wide, memory, NEW) as wider:
+            assert wider.logit_spread.log == pytest.approx(plain.logit_spread.log, abs=1e-6)
+        masked = torch.tensor([[1.0, 3.0, -torch.inf], [2.0, 4.0, 6.0]])
+        assert centred_squares(masked).tolist() == [2.0 + 8.0, 5.0]
+
+    def test_logits_that_do_not_differ_have_none(self):
+        flat = nn.Linear(DIMENSIONS, K)
+        with torch.no_grad():
+            flat.weight.zero_()
+            flat.bias.zero_()
+        with open_exemplars(flat, World(1.0).memory(), NEW) as exemplars:
+            assert exemplars.logit_spread is None
+
+    def test_before_any_evidence_t_is_a_share_of_it(self):
+        few = MEASURED.few_exemplars / 20
+        first = PACTFilter.of(None, None, TARGET, spread=spread())
+        assert first.log_t.mean == pytest.approx(1 + math.log(MEASURED.spread_ratio))
+        assert first.log_t.variance == pytest.approx(MEASURED.spread_error**2 + few**2)
+        late = PACTFilter.of(None, 2.0, TARGET, spread=spread())
+        assert late.log_t.mean == first.log_t.mean
+        assert late.log_t.variance == pytest.approx(first.log_t.variance + MEASURED.late_spread_error**2)
+
+    def test_log_t_moves_with_it_from_task_to_task(self):
+        memo = {**MEMO, "log_spread": 1.0}
+        few = MEASURED.few_exemplars / 5
+        state = PACTFilter.of(memo, 2.5, TARGET, spread=spread(1.3, per_class=5))
+        assert state.log_t.mean == pytest.approx(0.7 + 0.3)
+        assert state.log_t.variance == pytest.approx(0.01 + MEASURED.spread_drift**2 + few**2)
+        assert state.memo()["log_spread"] == 1.3
+        first = {**memo, "bias": None, "log_imbalance": None}
+        state = PACTFilter.of(first, 2.5, TARGET, spread=spread(1.3, per_class=5))
+        assert state.log_t.variance == pytest.approx(0.01 + MEASURED.first_spread_drift**2 + few**2)
+
+    def test_a_memo_without_it_is_joined_with_what_it_says(self):
+        """As version 0.2 left it."""
+        state = PACTFilter.of(MEMO, 2.5, TARGET, spread=spread())
+        says = 1 + math.log(MEASURED.spread_ratio)
+        assert min(0.7, says) < state.log_t.mean < max(0.7, says)
+        assert state.log_t.variance < 0.01 + MEASURED.temperature_drift**2
+        assert abs(state.log_t.mean - 0.7) < 0.3 * abs(says - 0.7)  # nothing has shown yet that the ratio holds here
+
+    def test_a_network_of_another_kind_is_believed_by_its_images(self):
+        """The spread says 8 times the T that 4,000 validation images say: it gives way.
+
+        Where there are no old classes, T is measured. Later, the verdict tells of the contradiction.
+        """
+        world, wrong = World(1.0), PACTConstants(spread_ratio=8 * 0.44)
+        memory, valid = world.memory(), world.draw(torch.arange(4000) % K)
+        pact = tcil.PACT(constants=wrong).fit(world.model, memory, valid, range(K))
+        assert pact.result_.verdicts == (Verdict.OK,)
+        assert pact.temperature_ == pytest.approx(OVERCONFIDENCE, rel=0.1)
+        with pytest.warns(tcil.CalibrationWarning, match="contradict"):
+            later = tcil.PACT(constants=wrong).fit(
+                world.model, memory, world.draw(new_labels(4000)), NEW, imbalance=1.0
+            )
+        assert Verdict.OUT_OF_DEPTH in later.result_.verdicts
+        assert later.temperature_ == pytest.approx(OVERCONFIDENCE, rel=0.4)
+
+    @pytest.mark.parametrize("factor", [100, 1e-2])
+    def test_few_images_are_not_lost_where_the_spread_is_far_off(self, factor):
+        world, wrong = World(1.0), PACTConstants(spread_ratio=factor * 0.44)
+        pact = tcil.PACT(constants=wrong).fit(world.model, world.memory(), world.draw(torch.arange(200) % K), range(K))
+        assert [piece.source for piece in pact.result_.evidence] == ["spread", "new classes"]
+        assert pact.temperature_ == pytest.approx(OVERCONFIDENCE, rel=0.3)
+
+    def test_an_exemplar_far_out_does_not_take_over(self):
+        world = World(1.0)
+        memory, valid = world.memory(), world.draw(torch.arange(300) % K)
+        memory[0][0] *= 1000
+        pact = tcil.PACT().fit(world.model, memory, valid, range(K))
+        assert pact.temperature_ == pytest.approx(OVERCONFIDENCE, rel=0.3)
+
+    def test_constants_that_an_earlier_version_stored_are_those_of_now(self):
+        now = tcil.PACT().constants
+        names = [f.name for f in fields(PACTConstants) if "spread" not in f.name or f.name == "bias_spread"]
+        stored = {name: getattr(now, name) for name in names if name != "few_exemplars"}
+        before = {**stored, "new_class_error": 0.06, "surrogate_temperature_error": 0.30}
+        assert PACTConstants.parse(before) == now
+        own = PACTConstants.parse({**before, "bias_drift": 0.5, "new_class_error": 0.07})
+        assert (own.bias_drift, own.new_class_error) == (0.5, 0.07)
+
+    def test_a_belief_is_widened_until_an_observation_is_so_many_errors_away(self):
+        belief = Belief(0.0, 0.01)
+        belief.widen(2.0, 0.3, 3.0)
+        assert belief.surprise(2.0, 0.3) == pytest.approx(3.0)
+        before = belief.variance
+        belief.widen(0.1, 0.3, 3.0)  # it is near enough
+        assert belief.variance == before
+
+
+class TestHistory:
+    def test_the_next_task_goes_on_from_it(self):
+        world = World(20.0)
+        memory, valid = world.memory(), world.draw(new_labels(100))
+        first = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0)
+        history = json.loads(json.dumps(first.history_))
+        with pytest.raises(ValueError, match="history: got that of a fit of this very network"):
+            tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history=history)
+        with torch.no_grad():
+            world.model.bias += 1e-4  # another network, if only just
+        again = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history=history)
+        assert again.result_.log_temperature_error < 0.95 * first.result_.log_temperature_error
+        elsewhere = {**history, "log_temperature": [history["log_temperature"][0] + 0.5, history["log_temperature"][1]]}
+        moved = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history=elsewhere)
+        assert again.temperature_ < moved.temperature_ < math.exp(elsewhere["log_temperature"][0])
+
+    def test_drift_makes_it_less_certain_and_the_bias_follows_the_imbalance(self):
+        state = PACTFilter.of(MEMO, 2.5, TARGET)
+        assert (state.log_t.mean, state.log_t.variance) == pytest.approx((0.7, 0.01 + MEASURED.temperature_drift**2))
+        assert (state.bias.mean, state.bias.variance) == pytest.approx(
+            (0.9 + (2.5 - 2.0) / 2, 0.02 + MEASURED.bias_drift**2)
+        )
+
+    def test_the_bias_enters_with_the_first_old_classes(self):
+        first = {"calibrator": "PACT", "log_temperature": [0.3, 0.01], "bias": None, "log_imbalance": None}
+        still = PACTFilter.of(first, None, TARGET)
+        assert (still.log_t.mean, still.log_t.variance, still.bias) == (
+            0.3,
+            pytest.approx(0.01 + MEASURED.temperature_drift**2),
+            None,
+        )
+        state = PACTFilter.of(first, 2.0, TARGET)
+        assert (state.log_t.mean, state.log_t.variance) == (0.3, pytest.approx(0.01 + MEASURED.first_drift**2))
+        assert (state.bias.mean, state.bias.variance) == (1.0, pytest.approx(4 / 12 + MEASURED.bias_spread**2))
+        again = PACTFilter.of(MEMO, None, TARGET)  # a new sequence that goes on from an old one
+        assert (again.log_t.mean, again.bias) == (0.7, None)
+
+    def test_weighing_is_by_precision(self):
+        belief = Belief(0.0, 0.25)
+        belief.see(1.0, 0.5)  # as precise as what was known
+        assert (belief.mean, belief.variance) == (0.5, 0.125)
+        assert belief.surprise(0.5 + 3 * math.sqrt(0.125 + 1), 1.0) == pytest.approx(3.0)
+
+    def test_the_bias_and_the_offset_are_a_kalman_filter_of_two_numbers(self):
+        belief = BiasBelief(0.5, 0.3, 0.1, 0.4, -0.05)
+        mean, covariance = np.array([0.5, 0.1]), np.array([[0.3, -0.05], [-0.05, 0.4]])
+        for value, error, with_offset in ((1.2, 0.3, True), (0.2, 0.5, False), (0.9, 0.1, True)):
+            row = np.array([1.0, float(with_offset)])
+            total = row @ covariance @ row + error**2
+            assert belief.surprise(value, error, with_offset=with_offset) == pytest.approx(
+                abs(value - row @ mean) / math.sqrt(total)
+            )
+            belief.see(value, error, with_offset=with_offset)
+            gain = covariance @ row / total
+            mean, covariance = mean + gain * (value - row @ mean), covariance - np.outer(gain, row @ covariance)
+            assert (belief.mean, belief.offset) == pytest.approx(tuple(mean))
+            assert (belief.variance, belief.offset_variance, belief.covariance) == pytest.approx(
+                (covariance[0, 0], covariance[1, 1], covariance[0, 1])
+            )
+
+    def test_the_offset_is_learned_from_task_to_task(self):
+        """A surrogate that is always 1 too high, beside an honest label shift, is seen through."""
+        belief = BiasBelief(0.0, 1.0, 0.0, 0.65**2)
+        for _ in range(6):
+            belief.see(1.0, 0.2, with_offset=True)
+            belief.see(0.0, 0.4)
+            belief.move(0.0, 0.1, 0.1)
+        assert belief.offset == pytest.approx(1.0, abs=0.3)
+        assert abs(belief.mean) < 0.3
+
+    def test_a_memo_goes_through_json_and_one_of_version_0_2_is_taken(self):
+        state = PACTFilter.of(MEMO, 2.5, TARGET)  # without an offset
+        wanted = MEASURED.surrogate_offset**2 + MEASURED.offset_drift**2
+        assert state.bias.offset_variance == pytest.approx(wanted)
+        state.bias.see(2.0, 0.3, with_offset=True)
+        memo = json.loads(json.dumps(state.memo()))
+        again = PACTFilter.of({**memo, "model": ""}, 2.5, TARGET)
+        assert (again.bias.offset, again.bias.covariance) == (state.bias.offset, state.bias.covariance)
+
+    def test_the_first_prior_follows_the_scale_of_the_logits(self):
+        """Networks whose logits are a thousand times smaller get a temperature that is a thousand times smaller."""
+        world = World(1.0)
+        valid = world.draw(torch.arange(300) % K)
+        memory = world.memory()
+        plain = tcil.PACT().fit(world.model, memory, valid, range(K)).temperature_
+        with torch.no_grad():
+            world.model.weight.mul_(1e-3)
+            world.model.bias.mul_(1e-3)
+        assert tcil.PACT().fit(world.model, memory, valid, range(K)).temperature_ == pytest.approx(
+            1e-3 * plain, rel=0.05
+        )
+
+    @pytest.mark.parametrize(
+        "history",
+        [
+            {},
+            [1],
+            {"calibrator": "FirstTaskTemperatureScaling", "temperature": 2.0},
+            {**MEMO, "log_temperature": [0.0]},
+            {**MEMO, "log_temperature": ["0.7", 0.01]},
+            {**MEMO, "log_temperature": [800.0, 0.01]},
+            {**MEMO, "bias": [float("nan"), 0.02]},
+            {**MEMO, "bias": [0.9, -0.02]},
+            {**MEMO, "bias": None},
+            {**MEMO, "log_imbalance": None},
+            {**MEMO, "log_imbalance": "2.0"},
+            {**MEMO, "model": None},
+            {**MEMO, "offset": [0.1, 0.2]},
+            {**MEMO, "offset": [0.1, -0.2, 0.0]},
+            {**MEMO, "offset": [0.1, 0.2, 0.5]},  # more than variances allow
+            {**MEMO, "offset": "none"},
+            {**MEMO, "log_spread": "1.0"},
+            {**MEMO, "log_spread": float("nan")},
+            {**MEMO, "log_spread": 1e5},
+            {"calibrator": "PACT", "mean": [0.7, 0.9], "covariance": [[0.01, 0.0], [0.0, 0.02]]},
+        ],
+    )
+    def test_other_things_are_refused(self, history):
+        world = World(1.0)
+        with pytest.raises(ValueError, match=r"(?s)history: got .* expected history_ of the PACT"):
+            tcil.PACT().fit(world.model, world.memory(), None, NEW, imbalance=1.0, history=history)
