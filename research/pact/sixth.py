@@ -65,7 +65,7 @@ def tables(records: Sequence[dict[str, Any]]) -> list[str]:
     many = [part for record in large if (part := small.with_many(record))]
     lines = list[str]()
     if letters:
-        lines += [*by_learner(letters), "", *by_world(letters), ""]
+        lines += [*by_learner(letters), "", *by_world(letters), "", *accuracies(letters), ""]
     if others:
         lines += [*by_run(others), ""]
     parts = {
@@ -91,6 +91,18 @@ def by_learner(records: Sequence[dict[str, Any]]) -> list[str]:
         group = each_learner(records, lambda r: mean(r, method, "group"))  # noqa: B023
         cells = " | ".join(f"{p:.2f} / {g:.2f}" for p, g in zip(pooled, group, strict=True))
         lines.append(f"| {method} | {cells} |")
+    return lines
+
+
+def accuracies(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Of methods that may change predictions."""
+    names = learners(records)
+    lines = [
+        "| accuracy, % | all | " + " | ".join(name.upper() for name in names) + " |", "|" + "---|" * (len(names) + 2),
+    ]  # fmt: skip
+    for method in ("Vanilla", "BiC layer and T", "BCTS", "PACT, predictions too"):
+        cells = each_learner(records, lambda r: mean(r, method, "accuracy"))  # noqa: B023
+        lines.append(f"| {method} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |")
     return lines
 
 
