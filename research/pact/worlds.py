@@ -22,10 +22,14 @@ WORLDS: dict[str, dict[str, Any]] = {
     "F8": {"preset": "letters-large", "seed": 108, "memory": 560, "validation": 80, "classes": 28, "tasks": 7},
     "F9": {"preset": "letters", "seed": 131, "memory": 400, "validation": 80},
     "F10": {"preset": "letters", "seed": 132, "memory": 300, "validation": 200, "tasks": 4},
+    "F11": {"preset": "letters", "seed": 141, "memory": 400, "validation": 80},
+    "F12": {"preset": "letters", "seed": 142, "memory": 300, "validation": 200, "tasks": 4},
+    "F13": {"preset": "letters-large", "seed": 143, "memory": 560, "validation": 80, "classes": 28, "tasks": 7},
 }
 FINAL = ("F5", "F3", "F4")  # of round two, in the order of training; F1 and F2, of round one, are development now
 FIFTH = ("F6", "F7")  # of round five
 SIXTH = ("F8", "F9", "F10")  # of round six
+SEVENTH = ("F11", "F12", "F13")  # of round seven
 RESERVED = 2
 
 
