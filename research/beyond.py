@@ -88,9 +88,12 @@ def scaled(known: Known, temperature: float | Tensor) -> Tensor:
     return torch.log_softmax(known.task.test_logits.double() / temperature, dim=1)
 
 
-def adjusted(known: Known, log_temperature: float, bias: float, keep: bool = True) -> Tensor:
-    t, b = torch.tensor([math.exp(log_temperature), bias], dtype=torch.float64)
-    result: Tensor = PriorAdjustedMap(t, b, known.evidence.is_new, torch.tensor(keep))(known.task.test_logits)
+def adjusted(known: Known, log_temperature: float, bias: float, keep: bool = True, contrast: float = 0.0) -> Tensor:
+    """PACT's map; log T of new classes is larger by the contrast."""
+    t, b, new = torch.tensor(
+        [math.exp(log_temperature), bias, math.exp(log_temperature + contrast)], dtype=torch.float64
+    )
+    result: Tensor = PriorAdjustedMap(t, b, known.evidence.is_new, torch.tensor(keep), new)(known.task.test_logits)
     return result
 
 
@@ -202,10 +205,11 @@ def tracked(history: bool = True, without: str = "", keep: bool = True) -> Varia
     return variant
 
 
-def oracle(known: Known) -> tuple[float, float]:
-    """log T and bias that fit the correctness of the test predictions best."""
+def oracle(known: Known, contrast: float = 0.0) -> tuple[float, float]:
+    """log T and bias that fit the correctness of the test predictions best, where the contrast is as given."""
     logits, labels = known.task.test_logits.double(), known.task.test_columns
     top = logits.argmax(1)
+    logits, _ = pact.evened((logits, labels), known.evidence.is_new, contrast)
     right, is_old = (top == labels).double(), (~known.evidence.is_new).double()
 
     def loss(point: np.ndarray) -> float:

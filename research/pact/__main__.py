@@ -7,6 +7,7 @@
     python -m research.pact cifar RUN...          # once, with TCIL_DATA=DIR: runs without a reserve, into .../cifar100/
     python -m research.pact small RUN...          # once, with TCIL_DATA=DIR: round four, into .../small/
     python -m research.pact sixth RUN...          # once, with TCIL_DATA=DIR: round six, into .../round-six/
+    python -m research.pact seventh RUN...        # once, with TCIL_DATA=DIR: round seven, into .../round-seven/
     python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: train and measure, into .../imbalance/
     python -m research.pact draws RUNS            # several validation sets of one network, into .../draws/
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 and D1 with and without it
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from research.pact import constants, draws, imbalance, page, sixth, sizes, small, spread
+from research.pact import constants, draws, imbalance, page, rounds, sizes, small, spread
 from research.pact.measuring import STORED, store, stored
 from research.pact.tables import candidates, summary
 from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
@@ -78,9 +79,10 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "imbalance": lambda: imbalance.table(stored("imbalance")),
         "sizes": lambda: sizes.table(sizes.stored()),
         "small": lambda: small.tables(small.stored()),
-        "round-five": lambda: sixth.tables(sixth.stored("round-five")),
+        "round-five": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX, "round-five")),
         "spread": lambda: spread.table(),
-        "round-six": lambda: sixth.tables(sixth.stored()),
+        "round-six": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
+        "round-seven": lambda: rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
     }
     if name in own:
         return own[name]()
@@ -100,7 +102,7 @@ def main() -> None:
     trained.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     trained.add_argument("--reserve", type=int, default=RESERVED)
     trained.add_argument("--learners", nargs="+", choices=LEARNERS, default=LEARNERS)
-    for name in ("develop", "cifar", "small", "sixth"):
+    for name in ("develop", "cifar", "small", "sixth", "seventh"):
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
     tables = commands.add_parser("tables")
@@ -128,8 +130,8 @@ def main() -> None:
         keep("cifar100", given.runs)
     elif given.command == "small":
         small.run(given.runs)
-    elif given.command == "sixth":
-        sixth.run(given.runs)
+    elif given.command in ("sixth", "seventh"):
+        rounds.run(rounds.SIX if given.command == "sixth" else rounds.SEVEN, given.runs)
     elif given.command == "tables":
         print("\n".join(tables_of(given.name, given.worlds)))
     elif given.command == "candidates":

@@ -13,12 +13,14 @@ from scipy.optimize import minimize
 import tcil
 from research import ROOT
 from research.pact.measuring import stored
-from research.pact.methods import CONSTANTS_02, SHIPPED
+from research.pact.methods import CONSTANTS_02, SEVENTH
 from tcil.calibration.calibrators.pact import PACTConstants, PACTFilter
+from tcil.calibration.calibrators.pact.filter import Sum
 from tcil.calibration.exemplars import LogitSpread
 
 FITTED = (
-    "spread_ratio", "spread_error", "spread_drift", "first_spread_drift", "few_exemplars",
+    "spread_ratio", "spread_step", "spread_error", "spread_drift", "first_spread_drift", "few_exemplars",
+    "contrast_error", "contrast_drift",
     "surrogate_temperature_error", "new_class_error", "surrogate_bias_error", "surrogate_offset", "offset_drift",
     "label_shift_error", "temperature_drift", "bias_drift", "first_drift", "bias_spread",
 )  # fmt: skip
@@ -38,7 +40,8 @@ def unlikelihood(records: Sequence[dict[str, Any]], constants: PACTConstants) ->
 
 
 def _densities(record: dict[str, Any], c: PACTConstants) -> Iterable[float]:
-    """Of a run's stored pieces. The new classes enter by their fit, label shift as it is at the oracle's T.
+    """Of a run's stored pieces. The new classes enter by their fit, label shift as it is at the oracle's T; surrogate
+    and label shift are those of one temperature for all classes, so that b is left as in round six.
 
     The spread counts where a record has it; exemplars a class are the whole memory's.
     """
@@ -50,16 +53,17 @@ def _densities(record: dict[str, Any], c: PACTConstants) -> Iterable[float]:
         if state.get("log_spread") is not None:
             spread = LogitSpread(state["log_spread"], about["memory"] * about["tasks"] / about["classes"] / number)
         beliefs = PACTFilter.of(memo, state.get("log_imbalance"), none, c, spread)
+        if state["new_classes"] and state["new_classes"][1] < 1:
+            own = 0.0 if spread is not None and beliefs.bias is None else c.new_class_error
+            value, error = state["new_classes"][0], math.hypot(state["new_classes"][1], own)
+            if spread is not None:
+                wide = math.hypot(error, math.sqrt(beliefs.contrast.variance))
+                beliefs.log_t.widen(value - beliefs.contrast.mean, wide, c.most_surprise)
+            Sum(beliefs.log_t, beliefs.contrast).see(value, error)
         if beliefs.bias is not None and state["surrogate"]:
             t, t_error, b, b_error = state["surrogate"]
             beliefs.log_t.see(t, math.hypot(t_error, c.surrogate_temperature_error))
             beliefs.bias.see(b, math.hypot(b_error, c.surrogate_bias_error), with_offset=True)
-        if state["new_classes"] and state["new_classes"][1] < 1:
-            own = 0.0 if spread is not None and beliefs.bias is None else c.new_class_error
-            said = state["new_classes"][0], math.hypot(state["new_classes"][1], own)
-            if spread is not None:
-                beliefs.log_t.widen(*said, c.most_surprise)
-            beliefs.log_t.see(*said)
         if beliefs.bias is not None and state["label_shift"]:
             value, slope, error = state["label_shift"]
             wide = math.hypot(error, c.label_shift_error, slope * math.sqrt(beliefs.log_t.variance))
@@ -80,8 +84,8 @@ def fit(names: Sequence[str]) -> None:
     def at(x: np.ndarray[Any, Any]) -> PACTConstants:
         return PACTConstants(**dict(zip(FITTED, np.exp(np.clip(x, -3, 1)).tolist(), strict=True)))
 
-    start = np.log([getattr(SHIPPED, name) for name in FITTED])
-    print(f"as they are: {unlikelihood(records, SHIPPED):.3f}; as in 0.2: {unlikelihood(records, CONSTANTS_02):.3f}")
+    start = np.log([getattr(SEVENTH, name) for name in FITTED])
+    print(f"as they are: {unlikelihood(records, SEVENTH):.3f}; as in 0.2: {unlikelihood(records, CONSTANTS_02):.3f}")
     found = minimize(
         lambda x: unlikelihood(records, at(x)),
         start,
@@ -90,4 +94,4 @@ def fit(names: Sequence[str]) -> None:
     )
     print(f"the most likely, over {len(records)} runs: {found.fun:.3f}")
     for name in FITTED:
-        print(f"{name} = {getattr(at(found.x), name):.3f}    (now {getattr(SHIPPED, name)})")
+        print(f"{name} = {getattr(at(found.x), name):.3f}    (now {getattr(SEVENTH, name)})")

@@ -172,6 +172,7 @@ def state_of(
         "n_test": len(known.task.test_columns),
         "n_reserve": len(reserve_of(known)[1]),
         "belief": {},
+        "contrast": {},  # of forms that have one, and the oracle where it is as they believe
         "harm": {},
     }
     best = min(BASES, key=lambda name: rows[name][-1]["pooled"])
@@ -181,6 +182,9 @@ def state_of(
             belief.log_temperature, belief.log_temperature_error, belief.bias, belief.bias_error,
             max(memories[name]["surprises"]),
         ]  # fmt: skip
+        contrast = memories[name].get("contrast", 0.0)
+        if abs(contrast) > 1e-6:
+            state["contrast"][name] = [contrast, *oracle(known, contrast)]
         interval = harm_interval(found[name], found[best], known.task.test_columns)
         state["harm"][name] = [rows[name][-1]["pooled"] - rows[best][-1]["pooled"], *interval]
     return state

@@ -49,7 +49,8 @@ CONSTANTS_02 = PACTConstants(
 # Of rounds one to four, which did not use the level of the spread.
 EARLIER = PACTConstants(surrogate_temperature_error=0.30, new_class_error=0.06)
 NO_OFFSET = replace(EARLIER, surrogate_offset=1e-3, offset_drift=1e-4, surrogate_bias_error=0.7)
-SHIPPED = PACTConstants()
+SIXTH = PACTConstants()  # of round six, with one temperature for all classes: as `tcil.PACT` is
+SEVENTH = PACTConstants.with_contrast()  # of round seven
 
 
 def balanced(known: Known) -> Labelled:
@@ -102,7 +103,7 @@ def tracked(
                 else:
                     between(state, now_spread - before)
             known.memory["spread"] = now_spread
-        for name in ("surrogate", "new_classes", "label_shift"):
+        for name in ("new_classes", "surrogate", "label_shift"):
             if name != without or not known.old:
                 getattr(state, name)(known.evidence)
         known.memory["pact"] = state.memo() if state.informed else None
@@ -110,10 +111,11 @@ def tracked(
         if reserve and known.old and (found := state.with_reserve(known.evidence, reserve_of(known))):
             now = found[1]
         known.memory["belief"], known.memory["surprises"] = now, list(state.surprises)
+        known.memory["contrast"] = state.contrast.mean
         assert now.log_temperature is not None
         if average:
             return averaged(known, now)
-        return adjusted(known, now.log_temperature, now.bias or 0.0, keep)
+        return adjusted(known, now.log_temperature, now.bias or 0.0, keep, state.contrast.mean)
 
     return method
 
@@ -304,24 +306,22 @@ for _name, (_family, _own) in PARTS.items():
 WIDER = replace(EARLIER, new_class_error=0.10)
 METHODS["PACT, wider"] = "round four", tracked(constants=WIDER)
 METHODS["PACT-R, wider"] = "round four", tracked(constants=WIDER, reserve=True)
-# As `tcil.PACT` is now: the candidate of round six. The records of round five have these names too, with what is
-# `FIFTH` here.
-FIFTH = replace(SHIPPED, new_class_error=0.11, spread_error=0.06, first_spread_drift=0.07)
-METHODS["PACT, spread"] = "round five", tracked(constants=SHIPPED, spread="level")
-METHODS["PACT-R, spread"] = "round five", tracked(constants=SHIPPED, spread="level", reserve=True)
-METHODS["PACT, spread, predictions too"] = "round five", tracked(constants=SHIPPED, spread="level", keep=False)
-METHODS["PACT, spread, without new classes"] = (
-    "round five",
-    tracked(constants=SHIPPED, spread="level", without="new_classes"),
-)
-METHODS["PACT, spread, without surrogate"] = (
-    "round five",
-    tracked(constants=SHIPPED, spread="level", without="surrogate"),
-)
-METHODS["PACT, spread, without history"] = (
-    "round five",
-    tracked(constants=replace(SHIPPED, late_spread_error=SHIPPED.first_spread_drift), spread="level", history=False),
-)
+# The form of round six, with one temperature. Records of round five have these names too, with what is `FIFTH` here.
+FIFTH = replace(SIXTH, new_class_error=0.11, spread_error=0.06, first_spread_drift=0.07)
+for _name, _family, _constants in (("spread", "round five", SIXTH), ("contrast", "round seven", SEVENTH)):
+    _parts: dict[str, dict[str, Any]] = {
+        "PACT, {}": {},
+        "PACT-R, {}": {"reserve": True},
+        "PACT, {}, predictions too": {"keep": False},
+        "PACT, {}, without new classes": {"without": "new_classes"},
+        "PACT, {}, without surrogate": {"without": "surrogate"},
+        "PACT, {}, without label shift": {"without": "label_shift"},
+        "PACT, {}, without history": {
+            "history": False, "constants": replace(_constants, late_spread_error=_constants.first_spread_drift)
+        },
+    }  # fmt: skip
+    for _title, _own in _parts.items():
+        METHODS[_title.format(_name)] = _family, tracked(**{"constants": _constants, "spread": "level", **_own})
 # The imbalance that PACT is told, where it is not the truth.
 TOLD: dict[str, Callable[[float], float]] = {
     "1": lambda log: 0.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from research import ROOT
-from research.pact import draws, imbalance, sixth, sizes, small, spread
+from research.pact import draws, imbalance, rounds, sizes, small, spread
 from research.pact.measuring import stored
 from research.pact.tables import summary
 from tcil.foundation.files import replace_file
@@ -13,7 +13,7 @@ def sections() -> dict[str, list[str]]:
     """The tables of docs/pact.md, by name."""
     return {
         "spread": spread.table(),
-        "round-six": sixth.tables(sixth.stored()),
+        "round-six": rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
         "final": summary(stored("final", complete=True), short=True),
         "sizes": sizes.table(sizes.stored()),
         "small": small.tables(small.stored()),

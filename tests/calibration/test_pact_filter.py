@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
+import warnings
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
-from pact_worlds import DIMENSIONS, MEMO, NEW, OVERCONFIDENCE, TARGET, K, World, new_labels
+from pact_worlds import DIMENSIONS, MEMO, NEW, OLD, OVERCONFIDENCE, TARGET, K, World, new_labels
 from torch import nn
 
 import tcil
 from tcil.calibration.calibrators.pact import PACTConstants, PACTFilter
 from tcil.calibration.calibrators.pact.constants import MEASURED
-from tcil.calibration.calibrators.pact.filter import Belief, BiasBelief
+from tcil.calibration.calibrators.pact.evidence import label_shift, laplace, surrogate
+from tcil.calibration.calibrators.pact.filter import Belief, BiasBelief, Sum
 from tcil.calibration.exemplars import LogitSpread, centred_squares, open_exemplars
 from tcil.foundation.options import Verdict
+
+CONTRASTED = PACTConstants.with_contrast()
 
 
 def spread(log=1.0, per_class=20.0):
@@ -119,7 +123,11 @@ class TestSpread:
 
     def test_constants_that_an_earlier_version_stored_are_those_of_now(self):
         now = tcil.PACT().constants
-        names = [f.name for f in fields(PACTConstants) if "spread" not in f.name or f.name == "bias_spread"]
+        last = ("spread_step", "contrast_error", "contrast_drift", "label_shift_offset")
+        six = {f.name: getattr(now, f.name) for f in fields(PACTConstants) if f.name not in last}
+        assert PACTConstants.parse(six) == now
+        assert PACTConstants.parse({**six, "spread_ratio": 0.5}).spread_ratio == 0.5
+        names = [name for name in six if "spread" not in name or name == "bias_spread"]
         stored = {name: getattr(now, name) for name in names if name != "few_exemplars"}
         before = {**stored, "new_class_error": 0.06, "surrogate_temperature_error": 0.30}
         assert PACTConstants.parse(before) == now
@@ -133,6 +141,135 @@ class TestSpread:
         before = belief.variance
         belief.widen(0.1, 0.3, 3.0)  # it is near enough
         assert belief.variance == before
+
+
+class TestContrast:
+    """Some learners shrink the logits of new classes: these then have a temperature of their own."""
+
+    @staticmethod
+    def shrunk(factor, n_tasks=6):
+        """PACT over tasks of one kind, after one without old classes; later the logits of new classes are shrunk."""
+        pact, results = tcil.PACT(constants=CONTRASTED), []
+        for task in range(n_tasks):
+            world = World(6.0 if task else 1.0)
+            with torch.no_grad():
+                world.model.bias += 1e-4 * task  # another network, as after each task
+                if task:
+                    world.model.weight[OLD:] *= factor
+                    world.model.bias[OLD:] *= factor
+            labels = new_labels(2000) if task else torch.arange(2000) % K
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", tcil.CalibrationWarning)
+                pact.partial_fit(
+                    world.model, world.memory(), world.draw(labels), NEW if task else range(K), imbalance=6
+                )
+            results.append(pact.result_)
+        return results[1:]
+
+    def test_it_is_learned_from_task_to_task(self):
+        ratios = [math.log(result.new_temperature / result.temperature) for result in self.shrunk(0.7)]
+        assert ratios[-1] < ratios[0] < 0
+        assert ratios[-1] == pytest.approx(math.log(0.7), abs=0.15)
+        even = self.shrunk(1.0)[-1]
+        assert abs(math.log(even.new_temperature / even.temperature)) < abs(ratios[-1]) / 2
+
+    def test_both_temperatures_are_found(self):
+        found = self.shrunk(0.7)[-1]
+        assert found.temperature == pytest.approx(OVERCONFIDENCE, rel=0.2)
+        assert found.new_temperature == pytest.approx(0.7 * OVERCONFIDENCE, rel=0.2)
+
+    def test_a_sum_is_seen_as_by_a_kalman_filter(self):
+        parts = Belief(0.5, 0.04), Belief(-0.1, 0.01)
+        whole = Sum(*parts)
+        assert (whole.mean, whole.variance) == pytest.approx((0.4, 0.05))
+        assert whole.surprise(0.4 + 3 * math.sqrt(0.05 + 0.04), 0.2) == pytest.approx(3.0)
+        whole.see(1.0, 0.2)
+        gain = np.array([0.04, 0.01]) / (0.05 + 0.04)
+        assert [part.mean for part in parts] == pytest.approx(list(np.array([0.5, -0.1]) + gain * 0.6))
+        assert [part.variance for part in parts] == pytest.approx(list(np.array([0.04, 0.01]) * (1 - gain)))
+
+    def test_there_is_none_without_old_classes(self):
+        world = World(1.0)
+        first = tcil.PACT(constants=CONTRASTED).fit(
+            world.model, world.memory(), world.draw(torch.arange(300) % K), range(K)
+        )
+        assert first.new_temperature_ == first.temperature_
+        assert first.history_["contrast"] is None
+
+    def test_the_next_task_has_what_it_was_and_one_of_an_earlier_version_begins_anew(self):
+        memo = {**MEMO, "contrast": [-0.3, 0.02]}
+        state = PACTFilter.of(memo, 2.5, TARGET, CONTRASTED)
+        assert (state.contrast.mean, state.contrast.variance) == (
+            -0.3, pytest.approx(0.02 + CONTRASTED.contrast_drift**2),
+        )  # fmt: skip
+        assert state.memo()["contrast"] == [state.contrast.mean, state.contrast.variance]
+        state = PACTFilter.of(MEMO, 2.5, TARGET, CONTRASTED)
+        assert (state.contrast.mean, state.contrast.variance) == (0.0, pytest.approx(CONTRASTED.contrast_error**2))
+        plain = PACTFilter.of(memo, 2.5, TARGET)  # which has one temperature
+        assert (plain.contrast.mean, plain.contrast.variance, plain.memo()["contrast"]) == (0.0, 0.0, None)
+
+    def test_by_default_all_classes_have_one_temperature(self):
+        world = World(6.0)
+        pact = tcil.PACT().fit(world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0)
+        assert pact.new_temperature_ == pact.temperature_ == pact.result_.new_temperature
+        own = tcil.PACT(constants=CONTRASTED).fit(
+            world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0
+        )
+        assert own.new_temperature_ == own.result_.new_temperature != own.temperature_
+        assert [piece.source for piece in own.result_.evidence] == ["spread", "new classes", "surrogate", "label shift"]
+
+    def test_the_filter_by_hand(self):
+        """The new classes tell of log T and the contrast together; the others see logits that are evened by it."""
+        world, c = World(6.0), CONTRASTED
+        evidence = tcil.TCIL().evidence(world.model, world.memory(), world.draw(new_labels(80)), NEW)
+        state = PACTFilter.of(MEMO, 2.5, TARGET, c)
+        state.weigh(evidence)
+        of_t, of_contrast = 0.1**2 + c.temperature_drift**2, c.contrast_error**2
+        seen = laplace(
+            evidence.valid[0][:, OLD:], evidence.valid[1] - OLD, 0.7, of_t + of_contrast + c.new_class_error**2
+        )
+        total = of_t + of_contrast + seen[1] ** 2 + c.new_class_error**2
+        contrast = of_contrast / total * (seen[0] - 0.7)
+        assert (state.contrast.mean, state.contrast.variance) == pytest.approx(
+            (contrast, of_contrast - of_contrast**2 / total)
+        )
+        scale = torch.where(torch.arange(K) >= OLD, math.exp(-contrast), 1.0).double()
+        even = replace(
+            evidence,
+            valid=(evidence.valid[0].double() * scale, evidence.valid[1]),
+            pushed=(evidence.pushed[0].double() * scale, evidence.pushed[1]),
+        )
+        t, t_error, b, b_error = surrogate(even)
+        log_t = Belief(0.7 + of_t / total * (seen[0] - 0.7), of_t - of_t**2 / total)
+        log_t.see(t, math.hypot(t_error, c.surrogate_temperature_error))
+        assert (state.log_t.mean, state.log_t.variance) == pytest.approx((log_t.mean, log_t.variance))
+        value, slope, error = label_shift(*even.valid, evidence.is_new, log_t.mean)
+        bias = BiasBelief(0.9 + 0.25, 0.02 + c.bias_drift**2, 0.0, c.surrogate_offset**2 + c.offset_drift**2)
+        bias.see(b, math.hypot(b_error, c.surrogate_bias_error), with_offset=True)
+        wide = math.hypot(error, c.label_shift_error, slope * math.sqrt(log_t.variance))
+        bias.see(value - c.label_shift_offset, wide)
+        assert (state.bias.mean, state.bias.variance) == pytest.approx((bias.mean, bias.variance))
+
+    def test_saved_loaded_and_exported_with_the_rest(self, tmp_path):
+        world = World(6.0)
+        pact = tcil.PACT(constants=CONTRASTED).fit(
+            world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0
+        )
+        again = tcil.load(pact.save(tmp_path / "pact.json"))
+        assert (again.new_temperature_, again.result_) == (pact.new_temperature_, pact.result_)
+        x, _ = world.draw(torch.arange(60) % K)
+        with torch.no_grad():
+            z = world.model(x).double()
+        scaled = torch.where(torch.arange(K) >= OLD, z / pact.new_temperature_, z / pact.temperature_ + pact.bias_)
+        wanted = torch.log_softmax(scaled, dim=1)
+        same = wanted.argmax(1) == z.argmax(1)  # where predictions stay, it is q itself
+        assert same.sum() > 30
+        torch.testing.assert_close(torch.log(pact.predict_proba(z))[same], wanted[same], atol=1e-6, rtol=1e-6)
+
+    @pytest.mark.parametrize("value", [-0.1, float("nan"), True, "0.1"])
+    def test_constants_that_are_no_errors_are_refused(self, value):
+        with pytest.raises(ValueError, match=r"constants.contrast_error: got .*; expected 0 or a positive number"):
+            PACTConstants(contrast_error=value)
 
 
 class TestHistory:
@@ -246,6 +383,10 @@ class TestHistory:
             {**MEMO, "offset": [0.1, -0.2, 0.0]},
             {**MEMO, "offset": [0.1, 0.2, 0.5]},  # more than variances allow
             {**MEMO, "offset": "none"},
+            {**MEMO, "contrast": [0.1]},
+            {**MEMO, "contrast": [0.1, -0.2]},
+            {**MEMO, "contrast": ["0.1", 0.2]},
+            {**MEMO, "bias": None, "log_imbalance": None, "contrast": [0.1, 0.2]},
             {**MEMO, "log_spread": "1.0"},
             {**MEMO, "log_spread": float("nan")},
             {**MEMO, "log_spread": 1e5},

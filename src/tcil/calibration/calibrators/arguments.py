@@ -33,17 +33,23 @@ def new_class_mask(new_classes: Iterable[Any], classes: tuple[int, ...]) -> Tens
 BOUNDS = (0.05, 5.0)  # the range of T in the original ETS and PerturbTS
 
 
-def positive(value: Any, argument: str) -> float:
+def positive(value: Any, argument: str, expected: str = "a positive number") -> float:
     """A positive number as a float; a tensor or array without dimensions is accepted."""
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
         value = value.item()
     real = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
     if not real or not 0 < value < float("inf"):
-        raise invalid(argument, repr(value), "a positive number")
+        raise invalid(argument, repr(value), expected)
     try:
         return float(value)
     except OverflowError:
-        raise invalid(argument, "a number beyond float64", "a positive number") from None
+        raise invalid(argument, "a number beyond float64", expected) from None
+
+
+def positive_or_zero(value: Any, argument: str) -> float:
+    """The same for a number that may be 0."""
+    zero = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)) and value == 0
+    return 0.0 if zero else positive(value, argument, "0 or a positive number")
 
 
 def warn_unless_ok(verdict: Verdict, who: str, n_samples: int) -> None:

@@ -225,6 +225,8 @@ class GroupTemperatureMap(CalibrationMap):
 class PriorAdjustedMap(CalibrationMap):
     """log q = log softmax(z / T + b [class is old]), with an option to keep the predictions of z.
 
+    New classes may have a temperature of their own, `new_temperature`; without it they have that of the old ones.
+
     With `keep`, the most probable class of z stays the most probable one, and its confidence is its probability under
     q. If another class is more probable, the other classes are mixed with the uniform distribution until none is. A
     confidence below 1 / K becomes 1 / K. K is the number of unmasked classes in the row.
@@ -234,16 +236,21 @@ class PriorAdjustedMap(CalibrationMap):
     bias: Tensor
     is_new: Tensor
     keep: Tensor
+    new_temperature: Tensor
 
-    def __init__(self, temperature: Tensor, bias: Tensor, is_new: Tensor, keep: Tensor) -> None:
+    def __init__(
+        self, temperature: Tensor, bias: Tensor, is_new: Tensor, keep: Tensor, new_temperature: Tensor | None = None
+    ) -> None:
         super().__init__()
-        self.set_state(temperature=temperature, bias=bias, is_new=is_new, keep=keep)
+        own = temperature.clone() if new_temperature is None else new_temperature
+        self.set_state(temperature=temperature, bias=bias, is_new=is_new, keep=keep, new_temperature=own)
 
     def sound(self, n_classes: int) -> bool:
-        """A positive temperature, a finite bias."""
+        """Positive temperatures, a finite bias."""
         flags = _is_flags(self.keep, ()) and _is_flags(self.is_new, (n_classes,))
         bias = self.bias.shape == () and self.bias.dtype in _WIDE
-        return super().sound(n_classes) and flags and bias and _is_temperature(self.temperature)
+        temperatures = _is_temperature(self.temperature) and _is_temperature(self.new_temperature)
+        return super().sound(n_classes) and flags and bias and temperatures
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated log-probabilities, (N, K)."""
@@ -264,7 +271,8 @@ class PriorAdjustedMap(CalibrationMap):
         return self._kept(torch.log_softmax(self._scaled(z) + log_prior, dim=1), z / self.temperature + log_prior)
 
     def _scaled(self, z: Tensor) -> Tensor:
-        return torch.addcmul(z / self.temperature, self.bias, ~self.is_new)
+        temperatures = torch.where(self.is_new, self.new_temperature, self.temperature)
+        return torch.addcmul(z / temperatures, self.bias, ~self.is_new)
 
     def _kept(self, log_q: Tensor, z: Tensor) -> Tensor:
         """The log of q; if predictions are kept, the class of the largest z is the most probable one."""

@@ -43,7 +43,7 @@ _OF_THE_SEARCH = frozenset(
 
 @dataclass(frozen=True)
 class PACTResult(Record):
-    """What PACT found: softmax(z / temperature + bias for old classes) is honest where classes are equally frequent.
+    """What PACT found: softmax(z / temperature + bias for old classes), calibrated where classes are equally frequent.
 
     The errors are standard errors by the filter, as good as its constants (docs/pact.md has how they compare with the
     truth).
@@ -64,6 +64,9 @@ class PACTResult(Record):
         The run of T-CIL inside.
     n_reserve : int
         Images of old classes in the reserve.
+    new_temperature : float or None
+        What divides the logits of new classes, instead of `temperature`; the same by default. None in results of
+        earlier versions.
 
     Examples
     --------
@@ -96,6 +99,7 @@ class PACTResult(Record):
     evidence: tuple[PACTEvidence, ...]
     t_cil: TCILResult
     n_reserve: int = 0
+    new_temperature: float | None = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -103,8 +107,8 @@ class PACT(Calibrator[PACTResult]):
     """PACT: a confidence that knows how unbalanced training was (ours, beyond the paper).
 
     A network trained on many images of each new class and few of each old one behaves, on unseen images, as if old
-    classes were rare. So `q = softmax(z / T + b [class is old])` is honest for a test set in which classes are equally
-    frequent, with b mostly between 0 (the learner balances by itself) and log(imbalance).
+    classes were rare. So `q = softmax(z / T + b [class is old])` is calibrated for a test set in which classes are
+    equally frequent, with b mostly between 0 (the learner balances by itself) and log(imbalance).
 
     T goes with the spread of the exemplars' logits (the root mean square about the mean of their row): it was 0.40 to
     0.56 times it in nine of ten tasks of six learners, with 8 to 200 classes (docs/pact.md). Beyond that, each task
@@ -114,8 +118,8 @@ class PACT(Calibrator[PACTResult]):
        T-CIL's perturbed exemplars of old classes, every class counting equally.
     2. New classes: the likelihood of log T on the validation set with the logits of the new classes alone. Their own
        frequencies are equal, so it needs no b. It is taken in by Laplace's approximation at the combined mode, so that
-       a few images, all of them right, cannot say that T is 0.
-    3. Label shift: if q is honest, the odds of old against new classes, averaged over images of new classes (each
+       a few images, all of them correct, cannot say that T is 0.
+    3. Label shift: if q is calibrated, the odds of old against new classes, averaged over images of new classes (each
        class counting equally), are the ratio of the numbers of classes: E[q(old) / q(new)] = K_old / K_new. At the T
        known by then, that is one equation for b; what is not known of T adds to its error.
 
@@ -131,6 +135,11 @@ class PACT(Calibrator[PACTResult]):
     task log T moves by the change of the log spread, b by half the change of log(imbalance), and
     all drift by measured constants. A piece that its data do not identify is left out (the new classes where their
     error is above 1). Pieces share their validation set, which the filter does not know.
+
+    Some learners (WA, BiC) shrink the logits of new classes, which then have a temperature of their own. With
+    `constants=PACTConstants.with_contrast()` PACT estimates it: its logarithm less log T is the *contrast*. The new
+    classes are then taken in first. They tell of log T and the contrast together, each by its share of what is not
+    known, and the other pieces see logits of new classes that are divided by exp(contrast).
 
     With `reserve`, a few images of old classes that were never trained on (one or two a class are enough to help), the
     method is PACT-R: the likelihood of q on reserve and validation set, every class counting equally, is combined with
@@ -158,12 +167,13 @@ class PACT(Calibrator[PACTResult]):
     device : str or torch.device, optional
         Where the network runs; by default where it is.
     constants : PACTConstants, optional
-        How far each piece of evidence is trusted, and how much T and b drift; by default as measured.
+        How far each piece of evidence is trusted, and how much T and b drift; by default as measured, with one
+        temperature. `PACTConstants.with_contrast()` for learners that shrink the logits of new classes.
 
     Attributes
     ----------
-    temperature_, bias_ : float
-        What q is made of.
+    temperature_, bias_, new_temperature_ : float
+        What q is made of; the last divides the logits of new classes, and is the first by default.
     result_ : PACTResult
         What was found, with its verdicts and the pieces of evidence.
     classes_ : tuple of int
@@ -223,6 +233,11 @@ class PACT(Calibrator[PACTResult]):
     def temperature_(self) -> float:
         """The fitted temperature, greater than 0."""
         return float(cast(PriorAdjustedMap, self._mapping()).temperature)
+
+    @property
+    def new_temperature_(self) -> float:
+        """The fitted temperature of new classes, greater than 0."""
+        return float(cast(PriorAdjustedMap, self._mapping()).new_temperature)
 
     @property
     def bias_(self) -> float:
@@ -312,6 +327,7 @@ class PACT(Calibrator[PACTResult]):
             torch.tensor(result.bias, dtype=torch.float64),
             evidence.is_new,
             torch.tensor(self.keep_predictions),
+            torch.tensor(result.new_temperature, dtype=torch.float64),
         )
         memo = {**beliefs.memo(), "model": weights_hash(model)} if beliefs.informed else history
         self._fitted(mapping, evidence.classes, result, **evidence.model, history=memo)
@@ -430,7 +446,7 @@ def _result(
 ) -> PACTResult:
     """The answer; without any evidence the network is left as it is."""
     if not beliefs.informed:
-        return PACTResult(1.0, None, 0.0, None, imbalance, verdicts, pieces, t_cil, n_reserve)
+        return PACTResult(1.0, None, 0.0, None, imbalance, verdicts, pieces, t_cil, n_reserve, 1.0)
     assert now.log_temperature is not None
     return PACTResult(
         temperature=math.exp(now.log_temperature),
@@ -442,4 +458,5 @@ def _result(
         evidence=pieces,
         t_cil=t_cil,
         n_reserve=n_reserve,
+        new_temperature=math.exp(now.log_temperature + beliefs.contrast.mean),
     )

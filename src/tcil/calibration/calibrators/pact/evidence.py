@@ -30,7 +30,7 @@ class PACTEvidence(Record):
     source : str
         "history", "spread", "surrogate", "new classes", "label shift" or "reserve".
     log_temperature, log_temperature_error : float or None
-        What it says of log T.
+        What it says of log T; "new classes" of that of the new classes.
     bias, bias_error : float or None
         What it says of the bias.
 
@@ -47,6 +47,18 @@ class PACTEvidence(Record):
     log_temperature_error: float | None
     bias: float | None
     bias_error: float | None
+
+
+def evened(rows: Labelled, is_new: Tensor, contrast: float) -> Labelled:
+    """The rows with the logits of new classes divided by exp(contrast): they then have the temperature of the old ones.
+
+    >>> rows = torch.tensor([[2.0, 4.0]]), torch.tensor([1])
+    >>> evened(rows, torch.tensor([False, True]), math.log(2))[0]
+    tensor([[2., 2.]], dtype=torch.float64)
+    """
+    if contrast == 0.0:
+        return rows
+    return rows[0].double() * torch.where(is_new, math.exp(-contrast), 1.0).double(), rows[1]
 
 
 def surrogate(evidence: TCILEvidence) -> tuple[float, float, float, float] | None:

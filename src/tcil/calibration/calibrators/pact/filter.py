@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tcil.calibration.calibrators.fitted import History
@@ -13,6 +13,7 @@ from tcil.calibration.calibrators.pact.evidence import (
     Labelled,
     PACTEvidence,
     balanced_likelihood,
+    evened,
     label_shift,
     laplace,
     surrogate,
@@ -52,6 +53,37 @@ class Belief:
         """Believe so much less that an observation is at most so many errors away."""
         if self.surprise(value, error) > most:
             self.variance = ((value - self.mean) / most) ** 2 - error**2
+
+
+class Sum:
+    """The sum of independent beliefs, which an observation of it tells something about.
+
+    What they then have in common is left out: the next observation is of one of them alone.
+    """
+
+    def __init__(self, *parts: Belief) -> None:
+        self._parts = parts
+
+    @property
+    def mean(self) -> float:
+        """That of the sum."""
+        return sum(part.mean for part in self._parts)
+
+    @property
+    def variance(self) -> float:
+        """That of the sum."""
+        return sum(part.variance for part in self._parts)
+
+    def see(self, value: float, error: float) -> None:
+        """Take in an observation with its standard error: each part by its share of the variance."""
+        news, total = value - self.mean, self.variance + error**2
+        for part in self._parts:
+            part.mean += part.variance / total * news
+            part.variance -= part.variance**2 / total
+
+    def surprise(self, value: float, error: float) -> float:
+        """How many errors an observation is away."""
+        return Belief(self.mean, self.variance).surprise(value, error)
 
 
 @dataclass
@@ -94,9 +126,11 @@ class BiasBelief:
 
 
 class PACTFilter:
-    """What is believed of log T, and of b once there are old classes.
+    """What is believed of log T, and of b and the contrast once there are old classes.
 
-    `weigh` takes in all that a task tells; `surrogate`, `new_classes` and `label_shift` one piece each, in this order.
+    The contrast is log(T of new classes / T of old ones); by default all classes have one temperature, and it is 0.
+    `weigh` takes in all that a task tells; `surrogate`, `new_classes` and `label_shift` one piece each, in this order,
+    the new classes first where they tell the contrast.
     `surprises` are the errors by which this task's pieces were away from what was believed before each.
     `with_reserve` tells what is believed with a reserve in addition; it leaves the filter as it is, because the same
     images come back after the next task.
@@ -111,8 +145,10 @@ class PACTFilter:
         informed: bool,
         constants: PACTConstants = MEASURED,
         spread: LogitSpread | None = None,
+        contrast: Belief | None = None,
     ) -> None:
         self.log_t, self.bias, self.log_imbalance, self.spread = log_t, bias, log_imbalance, spread
+        self.contrast = Belief(0.0, 0.0) if contrast is None else contrast
         self.informed = informed  # by evidence on T, on this task or before
         self.constants = constants
         self.surprises: list[float] = []
@@ -131,7 +167,7 @@ class PACTFilter:
         `log_imbalance` is None where there are no old classes; `target` is the temperature of the validation set, and
         `spread` that of the exemplars' logits, if it is known.
         """
-        bias = None
+        bias = contrast = None
         if history is None:
             log_t = _prior(target, constants, spread, late=log_imbalance is not None)
         else:
@@ -146,7 +182,13 @@ class PACTFilter:
         if log_imbalance is not None and bias is None:
             variance = log_imbalance**2 / 12 + constants.bias_spread**2
             bias = BiasBelief(log_imbalance / 2, variance, 0.0, constants.surrogate_offset**2)
-        return cls(log_t, bias, log_imbalance, informed=history is not None, constants=constants, spread=spread)
+        if log_imbalance is not None:
+            contrast = Belief(0.0, constants.contrast_error**2)
+            if contrast.variance and history is not None and (before := history.get("contrast")) is not None:
+                contrast = Belief(*before)
+                contrast.move(0.0, constants.contrast_drift)
+        known = history is not None
+        return cls(log_t, bias, log_imbalance, informed=known, constants=constants, spread=spread, contrast=contrast)
 
     def memo(self) -> History:
         """What the next task gets as `history`."""
@@ -159,6 +201,7 @@ class PACTFilter:
             else [self.bias.offset, self.bias.offset_variance, self.bias.covariance],
             "log_imbalance": self.log_imbalance,
             "log_spread": None if self.spread is None else self.spread.log,
+            "contrast": [self.contrast.mean, self.contrast.variance] if self.contrast.variance else None,
         }
 
     def as_evidence(self, source: str) -> PACTEvidence:
@@ -182,12 +225,19 @@ class PACTFilter:
 
     def weigh(self, evidence: TCILEvidence) -> list[PACTEvidence]:
         """Take in every piece that the data identify, and list them."""
-        pieces = [take(evidence) for take in (self.surrogate, self.new_classes, self.label_shift)]
+        order = [self.surrogate, self.new_classes, self.label_shift]
+        if self.contrast.variance:  # which the new classes tell, and the others take as it is then
+            order = [self.new_classes, self.surrogate, self.label_shift]
+        pieces = [take(evidence) for take in order]
         return [piece for piece in pieces if piece is not None]
 
     def surrogate(self, evidence: TCILEvidence) -> PACTEvidence | None:
         """Take in the validation set together with the perturbed exemplars of old classes."""
-        if self.bias is None or (found := surrogate(evidence)) is None:
+        if self.bias is None:
+            return None
+        pushed = None if evidence.pushed is None else self._evened(evidence, evidence.pushed)
+        found = surrogate(replace(evidence, valid=self._evened(evidence, evidence.valid), pushed=pushed))
+        if found is None:
             return None
         log_t = found[0], math.hypot(found[1], self.constants.surrogate_temperature_error)
         bias = found[2], math.hypot(found[3], self.constants.surrogate_bias_error)
@@ -202,25 +252,26 @@ class PACTFilter:
         is_new, (logits, columns) = evidence.is_new, evidence.valid
         # Without old classes, the new ones are all there are.
         error = 0.0 if self.bias is None and self.spread is not None else self.constants.new_class_error
-        prior = self.constants.prior_error
+        prior, of_new = self.constants.prior_error, Sum(self.log_t, self.contrast)
         within = logits[:, is_new], (is_new.cumsum(0) - 1)[columns]
 
         def found(variance: float) -> tuple[float, float] | None:
-            seen = laplace(*within, self.log_t.mean, variance + error**2, prior)
+            seen = laplace(*within, of_new.mean, variance + error**2, prior)
             return None if seen is None else (seen[0], math.hypot(seen[1], error))
 
         if self.spread is not None and (alone := found(prior**2)) is not None:
             # A network may be of another kind than those on which the ratio was measured: what it says alone decides.
             # Without old classes that is no contradiction: T itself was measured, and only the ratio is another.
             if self.bias is not None:
-                self.surprises.append(self.log_t.surprise(*alone))
-            self.log_t.widen(*alone, self.constants.most_surprise)
-        log_t = found(self.log_t.variance)
+                self.surprises.append(of_new.surprise(*alone))
+            seen = alone[0] - self.contrast.mean, math.hypot(alone[1], math.sqrt(self.contrast.variance))
+            self.log_t.widen(*seen, self.constants.most_surprise)
+        log_t = found(of_new.variance)
         if log_t is None:
             return None
         if self.spread is None:
-            self.surprises.append(self.log_t.surprise(*log_t))
-        self.log_t.see(*log_t)
+            self.surprises.append(of_new.surprise(*log_t))
+        of_new.see(*log_t)
         self.informed = True
         return PACTEvidence("new classes", *log_t, None, None)
 
@@ -228,10 +279,11 @@ class PACTFilter:
         """Take in the mean odds of old against new classes, at the T known by now; the less, the farther off."""
         if self.bias is None or not self.informed:
             return None
-        found = label_shift(*evidence.valid, evidence.is_new, self.log_t.mean)
+        found = label_shift(*self._evened(evidence, evidence.valid), evidence.is_new, self.log_t.mean)
         if found is None:
             return None
         value, slope, error = found
+        value -= self.constants.label_shift_offset
         error = math.hypot(error, self.constants.label_shift_error, slope * math.sqrt(self.log_t.variance))
         # Where old and new classes do not overlap in the images at hand, the mean odds are far too small, and b too
         # large; what the images do not hold, their spread does not tell.
@@ -250,12 +302,17 @@ class PACTFilter:
         if self.bias is None or not len(reserve[1]):
             return None
         mean, variance = (self.log_t.mean, self.bias.mean), (self.log_t.variance, self.bias.variance)
-        said, found, surprise = balanced_likelihood(evidence.valid, reserve, evidence.is_new, mean, variance)
+        valid, kept = (self._evened(evidence, rows) for rows in (evidence.valid, reserve))
+        said, found, surprise = balanced_likelihood(valid, kept, evidence.is_new, mean, variance)
         if self.informed:
             self.surprises.append(surprise)
         piece = PACTEvidence("reserve", *(said or (None, None, None, None)))
         self.informed = True
         return piece, PACTEvidence("all", *found)
+
+    def _evened(self, evidence: TCILEvidence, rows: Labelled) -> Labelled:
+        """Logits of which all classes have one temperature, by the contrast as it is believed now."""
+        return evened(rows, evidence.is_new, self.contrast.mean)
 
 
 def _prior(target: TemperatureFit, constants: PACTConstants, spread: LogitSpread | None, *, late: bool) -> Belief:
@@ -265,7 +322,8 @@ def _prior(target: TemperatureFit, constants: PACTConstants, spread: LogitSpread
     """
     if spread is not None:
         log_t = Belief(*_by_spread(constants, spread))
-        log_t.move(0.0, constants.late_spread_error if late else 0.0)
+        if late:
+            log_t.move(constants.spread_step, constants.late_spread_error)
         return log_t
     far, reach = math.log(target.temperature), constants.prior_reach
     return Belief(far - min(max(far, -reach), reach), constants.prior_error**2)
@@ -281,12 +339,15 @@ def _moved(history: History, constants: PACTConstants, spread: LogitSpread | Non
     """What the task before left of log T, moved to this one."""
     log_t, before = Belief(*history["log_temperature"]), history.get("log_spread")
     if spread is not None and before is not None:
+        step = constants.spread_step if rehearsal_begins else 0.0
         drift = constants.first_spread_drift if rehearsal_begins else constants.spread_drift
-        log_t.move(spread.log - before, math.hypot(drift, constants.few_exemplars / spread.per_class))
+        log_t.move(spread.log - before + step, math.hypot(drift, constants.few_exemplars / spread.per_class))
         return log_t
     log_t.move(0.0, constants.first_drift if rehearsal_begins else constants.temperature_drift)
     if spread is not None:  # the first that is known: of an earlier version, or of logits that did not differ
         value, variance = _by_spread(constants, spread)
+        old = rehearsal_begins or history["bias"] is not None
+        value += constants.spread_step if old else 0.0
         log_t.see(value, math.hypot(math.sqrt(variance), constants.late_spread_error))
     return log_t
 
@@ -310,6 +371,7 @@ def check_history(history: History | None) -> None:
             and all(len(belief) == 2 and numbers(belief) and belief[1] > 0 for belief in beliefs)
             and (offset is None or _is_offset(offset, history["bias"], numbers))
             and (history.get("log_spread") is None or numbers([history["log_spread"]], LARGEST_LOG))
+            and (history.get("contrast") is None or _is_contrast(history["contrast"], history["bias"], numbers))
         )
     except (KeyError, TypeError, AttributeError):
         sound = False
@@ -321,3 +383,8 @@ def _is_offset(offset: Any, bias: Any, numbers: Callable[[Any], bool]) -> bool:
     """Whether it goes with the belief of the bias: three numbers, and a covariance that can be one."""
     sound = bias is not None and len(offset) == 3 and numbers(offset) and offset[1] > 0
     return bool(sound and offset[2] ** 2 <= bias[1] * offset[1])
+
+
+def _is_contrast(contrast: Any, bias: Any, numbers: Callable[[Any], bool]) -> bool:
+    """Whether it goes with a belief of the bias: a mean and a variance."""
+    return bool(bias is not None and len(contrast) == 2 and numbers(contrast) and contrast[1] > 0)
