@@ -46,10 +46,10 @@ Written by `make results` from the JSON files under `docs/results/`. Nothing on 
 words around the numbers. All runs were made with this code on two shared CPU cores. *Optimal TS* is the oracle: one
 temperature fitted to the test labels. PACT is ours, the other calibrators are the paper's. Unless a table says
 otherwise, numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version
-0.2.0: their learners ([what has changed](learners.md)) and their PACT are of that version. On letters, CIFAR-100,
-CIFAR-10 and Tiny-ImageNet PACT is the form before [round six](pact.md#results-round-six), which is more accurate; on
-the authors' checkpoints it is the present one. **PACT was developed on runs of this page** (13 of the 20 on letters,
-and those of 20 classes): [the page on PACT](pact.md) has runs that were not looked at.
+0.2.0: their learners ([what has changed](learners.md)) and their PACT are of that version. **PACT was developed on
+runs of this page** (13 of the 20 on letters, and those of 20 classes): [the page on PACT](pact.md) has runs that were
+not looked at. On the authors' checkpoints PACT is the present form, that of
+[round six](pact-history.md#results-round-six); elsewhere it is as follows.
 """
 
 
@@ -78,7 +78,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     IMAGES.mkdir(parents=True, exist_ok=True)
     found = sources()
-    parts = [HEAD, *summary(found), *questions(found), *tables(found)]
+    parts = [HEAD, *forms(), *summary(found), *questions(found), *tables(found)]
     replace_file(PAGE, ("\n".join(parts).rstrip() + "\n").encode())
     print(PAGE.relative_to(ROOT))
 
@@ -110,8 +110,36 @@ def sources() -> list[Source]:
     return [source for source in all_of_them if source.by_learner]
 
 
+def compact() -> Source | None:
+    """The paper's network: the runs of the schedule `compact`, as far as they went; None where there are none."""
+    runs = FinishedRuns(editions("compact"), _runs(RESULTS / "compact"))
+    found = {learner: runs.study(runs.editions[0], "cifar100", learner) for learner in LEARNERS}
+    return Source(
+        "CIFAR-100 with the paper's network", "ResNet-32, memory 2,000, 30 epochs without crops, schedule `compact`",
+        "tcil reproduce all --schedule compact --data DIR",
+        {learner: study for learner, study in found.items() if study is not None},
+    ) if any(found.values()) else None  # fmt: skip
+
+
 def _runs(folder: Path) -> list[StoredRun]:
     return read_runs([folder]) if any_runs(folder) else []
+
+
+def forms() -> Iterator[str]:
+    """Which runs of this page have PACT in its present form, which knows the spread of the logits."""
+    for name, folder in {"letters": "letters", "the schedule `small`": "small", "`compact`": "compact"}.items():
+        runs = _runs(RESULTS / folder)
+        present = [run for run in runs if _knows_spread(run)]
+        told = ", ".join(f"{run.learner.upper()} on {run.settings.dataset}, seed {run.seed}" for run in present) or "no run"
+        which = f"all {len(runs)} runs" if len(present) == len(runs) else f"{told} ({len(present)} of {len(runs)} runs)"
+        yield f"- PACT in its present form, {name}: {which}."
+    yield ""
+
+
+def _knows_spread(run: StoredRun) -> bool:
+    """Whether PACT began with the spread."""
+    row = run.result.tasks[0].calibrators.get("pact")
+    return row is not None and any(piece["source"] == "spread" for piece in row.result.evidence)
 
 
 # the summary -------------------------------------------------------------------------------------------------
@@ -126,7 +154,7 @@ def _named(learner: str, study: Study) -> str:
 def summary(found: Sequence[Source]) -> Iterator[str]:
     """Ten lines, computed from the results."""
     yield "## Summary\n"
-    for source in found:
+    for source in [*found, *filter(None, [compact()])]:
         seeds = sorted({len(study.runs) for study in source.by_learner.values()})
         count = f"{' or '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
         told = ", ".join(
@@ -153,8 +181,8 @@ def summary(found: Sequence[Source]) -> Iterator[str]:
     )
     yield f"- **One temperature hides a difference.** {_hidden(cases)}"
     yield (
-        "- **Not run**: the paper's schedule of 200 epochs, its network (ResNet-32, schedule `compact`), and the"
-        " schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet), except what this page has. The commands"
+        "- **Not run**: the paper's schedule of 200 epochs, and, except what this page has, its network (ResNet-32,"
+        " schedule `compact`) and the schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet). The commands"
         " are `tcil reproduce all --schedule compact` and `small`; both resume."
     )
     yield (

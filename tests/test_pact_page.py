@@ -1,4 +1,4 @@
-"""The tables of docs/pact.md are what `python -m research.pact page` writes from the stored records."""
+"""The tables of docs/pact.md and docs/pact-history.md are what `python -m research.pact page` writes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from research import pact
 from research.pact.__main__ import tables_of
 
 
-@pytest.mark.parametrize("name", ["spread", "round-six", "final", "small", "sizes", "imbalance", "draws"])
-def test_the_tables_are_those_of_the_stored_records(name):
-    page = (ROOT / "docs/pact.md").read_text(encoding="utf-8")
-    drawn = page.split(f"<!-- tables: {name} -->")[1].split(f"<!-- end of {name} -->")[0]
-    assert drawn.split() == " ".join(pact.sections()[name]).split()
+@pytest.fixture(scope="module")
+def drawn():
+    return pact.sections()
+
+
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, names in pact.PAGES.items() for name in names])
+def test_the_tables_are_those_of_the_stored_records(path, name, drawn):
+    page = (ROOT / path).read_text(encoding="utf-8")
+    shown = page.split(f"<!-- tables: {name} -->")[1].split(f"<!-- end of {name} -->")[0]
+    assert shown.split() == " ".join(drawn[name]).split()
     assert "@@" not in page
 
 

@@ -2,7 +2,7 @@
 
 `worlds` says what is trained, `methods` what is compared, `measuring` what is measured of a run and kept, `tables` how
 it is summarised. `constants` fits those of PACT, `sizes` changes one setting at a time, `imbalance` what PACT is
-told, `draws` the validation set alone; `page` writes the tables of docs/pact.md.
+told, `draws` the validation set alone; `page` writes the tables of docs/pact.md and docs/pact-history.md.
 """
 
 from research.pact.measuring import STORED, measure, stored, walk
@@ -20,7 +20,7 @@ from research.pact.methods import (
     reserve_of,
     tracked,
 )
-from research.pact.page import sections
+from research.pact.page import PAGES, sections
 from research.pact.tables import each_learner, learners, mean, of_learner, ratio_errors, rms, summary, world_of
 from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
 
@@ -30,6 +30,7 @@ __all__ = [
     "LEARNERS",
     "METHODS",
     "OURS",
+    "PAGES",
     "RESERVED",
     "STORED",
     "WORLDS",

@@ -14,7 +14,7 @@
     python -m research.pact constants [NAME...]   # PACT's constants, from the development runs of round one or others
     python -m research.pact tables NAME [WORLD...]  # every table of what is kept in docs/results/pact/NAME
     python -m research.pact candidates            # the test of round three: F3 and F4
-    python -m research.pact page                  # the tables of docs/pact.md, from what is kept
+    python -m research.pact page                  # the tables of docs/pact.md and docs/pact-history.md
 
 Every method turns what is known after a task into probabilities of the test images. Where a development run has no
 reserve, two images of each old class are taken out of its test set and serve as one. Tasks without old classes are left
@@ -80,6 +80,7 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "sizes": lambda: sizes.table(sizes.stored()),
         "small": lambda: small.tables(small.stored()),
         "round-five": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX, "round-five")),
+        "shipped": rounds.shipped,
         "spread": lambda: spread.table(),
         "round-six": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
         "round-seven": lambda: rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
@@ -106,7 +107,7 @@ def main() -> None:
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
     tables = commands.add_parser("tables")
-    tables.add_argument("name", choices=[*kept, "spread"])
+    tables.add_argument("name", choices=[*kept, "shipped", "spread"])
     tables.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     commands.add_parser("constants").add_argument("names", nargs="*", choices=[*kept, []], metavar="NAME")
     commands.add_parser("candidates")

@@ -67,7 +67,7 @@ def _densities(record: dict[str, Any], c: PACTConstants) -> Iterable[float]:
         if beliefs.bias is not None and state["label_shift"]:
             value, slope, error = state["label_shift"]
             wide = math.hypot(error, c.label_shift_error, slope * math.sqrt(beliefs.log_t.variance))
-            beliefs.bias.see(value, wide)
+            beliefs.bias.see(value - c.label_shift_offset, wide)
         memo = beliefs.memo()
         if beliefs.bias is not None:
             believed = (beliefs.log_t.mean, beliefs.log_t.variance), (beliefs.bias.mean, beliefs.bias.variance)
@@ -82,7 +82,7 @@ def fit(names: Sequence[str]) -> None:
     records += [record for name in names for record in stored(name)]
 
     def at(x: np.ndarray[Any, Any]) -> PACTConstants:
-        return PACTConstants(**dict(zip(FITTED, np.exp(np.clip(x, -3, 1)).tolist(), strict=True)))
+        return PACTConstants(**dict(zip(FITTED, np.exp(np.clip(x, -6, 1)).tolist(), strict=True)))
 
     start = np.log([getattr(SEVENTH, name) for name in FITTED])
     print(f"as they are: {unlikelihood(records, SEVENTH):.3f}; as in 0.2: {unlikelihood(records, CONSTANTS_02):.3f}")

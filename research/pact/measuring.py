@@ -92,6 +92,7 @@ def data_folder() -> Path | None:
 
 
 Walked = tuple[FinishedTask, TCILEvidence]
+_ABOUT = ("dataset", "learner", "seed", "memory", "validation", "reserve", "network")
 
 
 def walk(folder: Path) -> tuple[dict[str, Any], Iterable[Walked]]:
@@ -100,7 +101,7 @@ def walk(folder: Path) -> tuple[dict[str, Any], Iterable[Walked]]:
     n_tasks = None if results is None else len(results.tasks)
     settings = RunSettings.model_validate(stored.record() if stored is not None else {})
     run = Run(settings, folder, data=data_folder())
-    about = {key: getattr(settings, key) for key in ("dataset", "learner", "seed", "memory", "validation", "reserve")}
+    about = {key: getattr(settings, key) for key in _ABOUT}
 
     def tasks() -> Iterable[Walked]:
         drawn = dict[int, Tensor]()

@@ -103,7 +103,10 @@ def tracked(
                 else:
                     between(state, now_spread - before)
             known.memory["spread"] = now_spread
-        for name in ("new_classes", "surrogate", "label_shift"):
+        order = ["surrogate", "new_classes", "label_shift"]
+        if state.contrast.variance:  # as `PACTFilter.weigh`
+            order = ["new_classes", "surrogate", "label_shift"]
+        for name in order:
             if name != without or not known.old:
                 getattr(state, name)(known.evidence)
         known.memory["pact"] = state.memo() if state.informed else None

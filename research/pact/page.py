@@ -1,4 +1,4 @@
-"""The tables of docs/pact.md, from what is kept."""
+"""The tables of docs/pact.md and docs/pact-history.md, from what is kept."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from research.pact.measuring import stored
 from research.pact.tables import summary
 from tcil.foundation.files import replace_file
 
+PAGES = {
+    "docs/pact.md": ("spread", "shipped", "round-seven"),
+    "docs/pact-history.md": ("round-six", "final", "small", "sizes", "imbalance", "draws"),
+}
+
 
 def sections() -> dict[str, list[str]]:
-    """The tables of docs/pact.md, by name."""
+    """The tables of both pages, by name."""
     return {
         "spread": spread.table(),
+        "shipped": rounds.shipped(),
+        "round-seven": rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
         "round-six": rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
         "final": summary(stored("final", complete=True), short=True),
         "sizes": sizes.table(sizes.stored()),
@@ -23,11 +30,13 @@ def sections() -> dict[str, list[str]]:
 
 
 def write() -> None:
-    """Write the tables of docs/pact.md from what is kept."""
-    path = ROOT / "docs/pact.md"
-    text = path.read_text()
-    for name, lines in sections().items():
-        start, end = f"<!-- tables: {name} -->\n", f"<!-- end of {name} -->"
-        before, rest = text.split(start)
-        text = before + start + "\n" + "\n".join(lines) + "\n\n" + end + rest.split(end)[1]
-    replace_file(path, text.encode())
+    """Write the tables of both pages from what is kept."""
+    drawn = sections()
+    for page, names in PAGES.items():
+        path = ROOT / page
+        text = path.read_text()
+        for name in names:
+            start, end = f"<!-- tables: {name} -->\n", f"<!-- end of {name} -->"
+            before, rest = text.split(start)
+            text = before + start + "\n" + "\n".join(drawn[name]) + "\n\n" + end + rest.split(end)[1]
+        replace_file(path, text.encode())

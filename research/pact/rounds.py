@@ -9,7 +9,7 @@ round "PACT" is the form that it tested, beside the one before. Of the records o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,20 @@ def tables(one: Round, records: Sequence[dict[str, Any]]) -> list[str]:
         if own:
             lines += [*small.goals(title, own, one.forms[::2]), "", *harms(own, one.forms), ""]
     return lines + rule(one, {title: own for title, own in list(parts.items())[:2] if own})
+
+
+def shipped() -> list[str]:
+    """`tcil.PACT` as it is by default, the form of round six, on every run that was final since: F8 to F13, `small`."""
+    one = replace(SIX, worlds=(*SIXTH, *SEVENTH))
+    records = [record for folder in (SIX.folder, SEVEN.folder) for record in stored(one, folder)]
+    letters = [record for record in records if record["about"]["dataset"].startswith("letters")]
+    others = sorted((record for record in records if record not in letters), key=small.place)
+    forms = one.forms[::2]
+    return [
+        *by_learner(one, letters), "", *by_world(one, letters), "", *accuracies(letters), "",
+        *small.goals(LETTERS, letters, forms), "", *harms(letters, forms), "",
+        *by_run(one, others), "", *small.goals("`small`", others, forms), "", *harms(others, forms),
+    ]  # fmt: skip
 
 
 def by_learner(one: Round, records: Sequence[dict[str, Any]]) -> list[str]:

@@ -66,6 +66,10 @@ def world(record: dict[str, Any]) -> str:
     """A run's data in words."""
     about = record["about"]
     words = f"{TITLES[about['dataset']]}, {about['tasks']} tasks, seed {about['seed']}"
+    if len(record["states"]) < about["tasks"]:
+        words += f", first {len(record['states'])} tasks"
+    if about.get("network") == "resnet32":  # the schedule `compact`; earlier records do not say their network
+        words += ", ResNet-32"
     return words + (", reserve in the memory" if about["reserve"] else "") + (" *" if "looked at" in about else "")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from research.pact import measuring, small
 from research.pact.worlds import LEARNERS, WORLDS
 
-FOLDERS = ("final", "imbalance", "cifar100", "small", "round-five", "round-six")  # those of equal sizes
+FOLDERS = ("final", "imbalance", "cifar100", "small", "round-five", "round-six", "round-seven")  # those of equal sizes
 
 
 def runs() -> list[dict[str, Any]]:

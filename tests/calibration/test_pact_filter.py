@@ -188,6 +188,28 @@ class TestContrast:
         assert [part.mean for part in parts] == pytest.approx(list(np.array([0.5, -0.1]) + gain * 0.6))
         assert [part.variance for part in parts] == pytest.approx(list(np.array([0.04, 0.01]) * (1 - gain)))
 
+    def test_one_that_is_far_off_widens_both_parts(self):
+        parts = Belief(0.5, 0.04), Belief(-0.1, 0.01)
+        Sum(*parts).widen(9.0, 0.2, 3.0)
+        assert Sum(*parts).surprise(9.0, 0.2) == pytest.approx(3.0)
+        assert parts[0].variance == pytest.approx(4 * parts[1].variance)
+
+    def test_with_a_reserve_and_masked_classes(self):
+        world = World(6.0)
+        memory, valid, kept = world.memory(), world.draw(new_labels(100)), world.draw(torch.arange(8) % OLD)
+        pact = tcil.PACT(constants=CONTRASTED).fit(world.model, memory, valid, NEW, imbalance=6.0, reserve=kept)
+        assert pact.result_.evidence[-1].source == "reserve"
+        assert pact.new_temperature_ != pact.temperature_
+        with torch.no_grad():
+            z = world.model(kept[0])
+        z[:, 0] = -torch.inf
+        probabilities = pact.predict_proba(z)
+        assert (probabilities[:, 0] == 0).all()
+        torch.testing.assert_close(probabilities.sum(1), torch.ones(8, dtype=probabilities.dtype))
+        served = pact.wrap(world.model, dtype=torch.float32).eval()(kept[0]).exp()
+        wanted = pact.wrap(world.model).eval()(kept[0]).exp()
+        torch.testing.assert_close(served.double(), wanted.double(), atol=1e-5, rtol=1e-5)
+
     def test_there_is_none_without_old_classes(self):
         world = World(1.0)
         first = tcil.PACT(constants=CONTRASTED).fit(
@@ -250,7 +272,7 @@ class TestContrast:
         bias.see(value - c.label_shift_offset, wide)
         assert (state.bias.mean, state.bias.variance) == pytest.approx((bias.mean, bias.variance))
 
-    def test_saved_loaded_and_exported_with_the_rest(self, tmp_path):
+    def test_saved_and_loaded_with_the_rest(self, tmp_path):
         world = World(6.0)
         pact = tcil.PACT(constants=CONTRASTED).fit(
             world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0
@@ -265,6 +287,23 @@ class TestContrast:
         same = wanted.argmax(1) == z.argmax(1)  # where predictions stay, it is q itself
         assert same.sum() > 30
         torch.testing.assert_close(torch.log(pact.predict_proba(z))[same], wanted[same], atol=1e-6, rtol=1e-6)
+
+    def test_a_model_saved_by_an_earlier_version_has_one_temperature(self):
+        world = World(6.0)
+        pact = tcil.PACT().fit(world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0)
+        wrapped = pact.wrap(world.model)
+        state = {name: value for name, value in wrapped.state_dict().items() if "new_temperature" not in name}
+        assert len(state) == len(wrapped.state_dict()) - 1
+        other = tcil.PACT(constants=CONTRASTED).fit(
+            world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0
+        )
+        again = other.wrap(world.model)
+        again.load_state_dict(state)
+        x, _ = world.draw(torch.arange(20) % K)
+        torch.testing.assert_close(again.eval()(x), wrapped.eval()(x))
+
+    def test_zero_may_be_a_tensor(self):
+        assert PACTConstants(contrast_error=torch.tensor(0.0)) == PACTConstants()
 
     @pytest.mark.parametrize("value", [-0.1, float("nan"), True, "0.1"])
     def test_constants_that_are_no_errors_are_refused(self, value):

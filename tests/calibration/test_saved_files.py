@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,15 @@ def calibrators():
         "irm": tcil.MulticlassIsotonic().fit(logits, labels),
         "pact": fit,
     }
+
+
+def test_a_file_of_an_earlier_version_is_read():
+    """It was saved at commit 97df583, before new classes could have a temperature of their own."""
+    pact = tcil.load(Path(__file__).parent / "pact_before_contrast.json")
+    assert pact.result_.new_temperature is None
+    assert pact.new_temperature_ == pact.temperature_ == pact.result_.temperature
+    assert pact.predict_proba(3 * torch.eye(K)).shape == (K, K)
+    assert pact.constants == tcil.PACT().constants
 
 
 LOGITS = torch.linspace(-4, 4, 3 * K).reshape(3, K).sin() * 5

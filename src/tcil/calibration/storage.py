@@ -234,9 +234,11 @@ def decode(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         names = [field.name for field in dataclasses.fields(kind)]
-        if set(value) != set(names):
+        # A file of an earlier version lacks what was added since; it has a default.
+        needed = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+        if not set(needed) <= set(value) <= set(names):
             raise ValueError(f"the fields {sorted(value)}, not {sorted(names)}")
-        return typing.cast(Any, kind)(**{name: decode(hints[name], value[name]) for name in names})
+        return typing.cast(Any, kind)(**{name: decode(hints[name], value[name]) for name in names if name in value})
     if kind is float:
         return _float(value)
     if kind in (bool, int, str) and type(value) is not kind:

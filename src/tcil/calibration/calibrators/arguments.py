@@ -48,6 +48,8 @@ def positive(value: Any, argument: str, expected: str = "a positive number") -> 
 
 def positive_or_zero(value: Any, argument: str) -> float:
     """The same for a number that may be 0."""
+    if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
+        value = value.item()
     zero = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)) and value == 0
     return 0.0 if zero else positive(value, argument, "0 or a positive number")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -245,6 +245,12 @@ class PriorAdjustedMap(CalibrationMap):
         own = temperature.clone() if new_temperature is None else new_temperature
         self.set_state(temperature=temperature, bias=bias, is_new=is_new, keep=keep, new_temperature=own)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Models saved by earlier versions had one temperature.
+        if (temperature := state_dict.get(f"{prefix}temperature")) is not None:
+            state_dict.setdefault(f"{prefix}new_temperature", temperature)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def sound(self, n_classes: int) -> bool:
         """Positive temperatures, a finite bias."""
         flags = _is_flags(self.keep, ()) and _is_flags(self.is_new, (n_classes,))
@@ -265,7 +271,7 @@ class PriorAdjustedMap(CalibrationMap):
         """Log-probabilities for other class frequencies.
 
         The bias of each class is shifted by its log prior. With `keep`, the most probable class is that of z / T with
-        the same shift: the prediction of the network under these frequencies.
+        the same shift (T of old classes for all): the prediction of the network under these frequencies.
         """
         z, _ = wide(logits, self.dtype)
         return self._kept(torch.log_softmax(self._scaled(z) + log_prior, dim=1), z / self.temperature + log_prior)

@@ -42,8 +42,8 @@ class PACTConstants:
         This number, divided by the exemplars of a class, is an error and a drift beside these: with few exemplars the
         spread tells less.
     contrast_error : float, default 0
-        Of the contrast, log(T of new classes / T of old ones), in the first task with old classes. With 0, and no
-        drift, all classes have one temperature; see `with_contrast`.
+        Of the contrast, log(T of new classes / T of old ones), in the first task with old classes. With 0 all classes
+        have one temperature, whatever the drift; see `with_contrast`.
     contrast_drift : float, default 0
         By how much the contrast changes from one task to the next.
     surrogate_temperature_error : float, default 0.25
@@ -122,7 +122,9 @@ class PACTConstants:
         """Constants by which new classes have a temperature of their own, for learners that shrink their logits.
 
         WA and BiC do. On fresh runs of six learners NLL and the error by predicted group were lower with them, and the
-        pooled error was slightly higher (docs/pact.md).
+        pooled error was slightly higher (docs/pact.md). The constants of T are near the most likely ones, those of b
+        were chosen on two development worlds. The logits must be those of the network: with a temperature for each
+        group, a constant added to a row is no longer without effect, so that log-probabilities give another answer.
 
         Returns
         -------
@@ -161,10 +163,10 @@ class PACTConstants:
         return cls(**value)
 
 
-# What each version added, the newest first, and the defaults that it changed.
 _MAY_BE_ZERO = frozenset(("spread_step", "contrast_error", "contrast_drift", "label_shift_offset"))
+# What each version added, the newest first, and the defaults that it changed.
 _EARLIER: tuple[tuple[frozenset[str], dict[str, float]], ...] = (
-    (_MAY_BE_ZERO, {}),
+    (frozenset(("spread_step", "contrast_error", "contrast_drift", "label_shift_offset")), {}),
     (
         frozenset(("spread_ratio", "spread_error", "first_spread_error", "late_spread_error", "spread_drift",
                    "first_spread_drift", "few_exemplars")),

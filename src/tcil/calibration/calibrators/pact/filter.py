@@ -58,7 +58,8 @@ class Belief:
 class Sum:
     """The sum of independent beliefs, which an observation of it tells something about.
 
-    What they then have in common is left out: the next observation is of one of them alone.
+    An approximation: the observation makes the parts depend on each other, which is left out. The constants of PACT
+    were measured with it.
     """
 
     def __init__(self, *parts: Belief) -> None:
@@ -78,12 +79,20 @@ class Sum:
         """Take in an observation with its standard error: each part by its share of the variance."""
         news, total = value - self.mean, self.variance + error**2
         for part in self._parts:
-            part.mean += part.variance / total * news
-            part.variance -= part.variance**2 / total
+            weight = part.variance / total
+            part.mean += weight * news
+            part.variance *= 1 - weight
 
     def surprise(self, value: float, error: float) -> float:
         """How many errors an observation is away."""
         return Belief(self.mean, self.variance).surprise(value, error)
+
+    def widen(self, value: float, error: float, most: float) -> None:
+        """Believe so much less of each that an observation is at most so many errors away."""
+        whole = Belief(self.mean, before := self.variance)
+        whole.widen(value, error, most)
+        for part in self._parts:
+            part.variance *= whole.variance / before
 
 
 @dataclass
@@ -264,8 +273,7 @@ class PACTFilter:
             # Without old classes that is no contradiction: T itself was measured, and only the ratio is another.
             if self.bias is not None:
                 self.surprises.append(of_new.surprise(*alone))
-            seen = alone[0] - self.contrast.mean, math.hypot(alone[1], math.sqrt(self.contrast.variance))
-            self.log_t.widen(*seen, self.constants.most_surprise)
+            of_new.widen(*alone, self.constants.most_surprise)
         log_t = found(of_new.variance)
         if log_t is None:
             return None
