@@ -130,7 +130,10 @@ def forms() -> Iterator[str]:
     for name, folder in {"letters": "letters", "the schedule `small`": "small", "`compact`": "compact"}.items():
         runs = _runs(RESULTS / folder)
         present = [run for run in runs if _knows_spread(run)]
-        told = ", ".join(f"{run.learner.upper()} on {run.settings.dataset}, seed {run.seed}" for run in present) or "no run"
+        told = (
+            ", ".join(f"{run.learner.upper()} on {run.settings.dataset}, seed {run.seed}" for run in present)
+            or "no run"
+        )
         which = f"all {len(runs)} runs" if len(present) == len(runs) else f"{told} ({len(present)} of {len(runs)} runs)"
         yield f"- PACT in its present form, {name}: {which}."
     yield ""
@@ -139,7 +142,7 @@ def forms() -> Iterator[str]:
 def _knows_spread(run: StoredRun) -> bool:
     """Whether PACT began with the spread."""
     row = run.result.tasks[0].calibrators.get("pact")
-    return row is not None and any(piece["source"] == "spread" for piece in row.result.evidence)
+    return row is not None and any(piece["source"] == "spread" for piece in getattr(row.result, "evidence", ()))
 
 
 # the summary -------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "sizes": lambda: sizes.table(sizes.stored()),
         "small": lambda: small.tables(small.stored()),
         "round-five": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX, "round-five")),
-        "shipped": rounds.shipped,
+        "shipped": lambda: rounds.shipped(),
         "spread": lambda: spread.table(),
         "round-six": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
         "round-seven": lambda: rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),

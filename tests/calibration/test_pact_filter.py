@@ -303,7 +303,8 @@ class TestContrast:
         torch.testing.assert_close(again.eval()(x), wrapped.eval()(x))
 
     def test_zero_may_be_a_tensor(self):
-        assert PACTConstants(contrast_error=torch.tensor(0.0)) == PACTConstants()
+        for zero in (0, torch.tensor(0.0), np.float32(0.0)):
+            assert PACTConstants(contrast_error=zero) == PACTConstants()
 
     @pytest.mark.parametrize("value", [-0.1, float("nan"), True, "0.1"])
     def test_constants_that_are_no_errors_are_refused(self, value):

@@ -50,8 +50,9 @@ def positive_or_zero(value: Any, argument: str) -> float:
     """The same for a number that may be 0."""
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
         value = value.item()
-    zero = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)) and value == 0
-    return 0.0 if zero else positive(value, argument, "0 or a positive number")
+    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and value == 0:
+        return 0.0
+    return positive(value, argument, "0 or a positive number")
 
 
 def warn_unless_ok(verdict: Verdict, who: str, n_samples: int) -> None:
