@@ -134,7 +134,8 @@ def forms() -> Iterator[str]:
             ", ".join(f"{run.learner.upper()} on {run.settings.dataset}, seed {run.seed}" for run in present)
             or "no run"
         )
-        which = f"all {len(runs)} runs" if len(present) == len(runs) else f"{told} ({len(present)} of {len(runs)} runs)"
+        which = "all runs" if len(present) == len(runs) else told
+        which += f" ({len(present)} of {len(runs)})"
         yield f"- PACT in its present form, {name}: {which}."
     yield ""
 
