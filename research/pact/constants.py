@@ -56,10 +56,10 @@ def _densities(record: dict[str, Any], c: PACTConstants) -> Iterable[float]:
         if state["new_classes"] and state["new_classes"][1] < 1:
             own = 0.0 if spread is not None and beliefs.bias is None else c.new_class_error
             value, error = state["new_classes"][0], math.hypot(state["new_classes"][1], own)
+            of_new = Sum(beliefs.log_t, beliefs.contrast)
             if spread is not None:
-                wide = math.hypot(error, math.sqrt(beliefs.contrast.variance))
-                beliefs.log_t.widen(value - beliefs.contrast.mean, wide, c.most_surprise)
-            Sum(beliefs.log_t, beliefs.contrast).see(value, error)
+                of_new.widen(value, error, c.most_surprise)
+            of_new.see(value, error)
         if beliefs.bias is not None and state["surrogate"]:
             t, t_error, b, b_error = state["surrogate"]
             beliefs.log_t.see(t, math.hypot(t_error, c.surrogate_temperature_error))

@@ -160,9 +160,13 @@ def shipped() -> list[str]:
     letters = [record for record in records if record["about"]["dataset"].startswith("letters")]
     others = sorted((record for record in records if record not in letters), key=small.place)
     forms = one.forms[::2]
+    # F8 to F10 took part in the decision to ship this form.
+    seeds = {WORLDS[world]["seed"] for world in SEVENTH}
+    since = [record for record in letters if record["about"]["seed"] in seeds]
     return [
         *by_learner(one, letters), "", *by_world(one, letters), "", *accuracies(letters), "",
         *small.goals(LETTERS, letters, forms), "", *harms(letters, forms), "",
+        *small.goals(f"{LETTERS}, {SEVENTH[0]} to {SEVENTH[-1]} alone", since, forms), "", *harms(since, forms), "",
         *by_run(one, others), "", *small.goals("`small`", others, forms), "", *harms(others, forms),
     ]  # fmt: skip
 
