@@ -8,6 +8,7 @@
     python -m research.pact small RUN...          # once, with TCIL_DATA=DIR: round four, into .../small/
     python -m research.pact sixth RUN...          # once, with TCIL_DATA=DIR: round six, into .../round-six/
     python -m research.pact seventh RUN...        # once, with TCIL_DATA=DIR: round seven, into .../round-seven/
+    python -m research.pact eighth RUN...         # once, with TCIL_DATA=DIR: round eight, into .../round-eight/
     python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: train and measure, into .../imbalance/
     python -m research.pact draws RUNS            # several validation sets of one network, into .../draws/
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 and D1 with and without it
@@ -103,7 +104,7 @@ def main() -> None:
     trained.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     trained.add_argument("--reserve", type=int, default=RESERVED)
     trained.add_argument("--learners", nargs="+", choices=LEARNERS, default=LEARNERS)
-    for name in ("develop", "cifar", "small", "sixth", "seventh"):
+    for name in ("develop", "cifar", "small", *rounds.ROUNDS):
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
     tables = commands.add_parser("tables")
@@ -131,8 +132,8 @@ def main() -> None:
         keep("cifar100", given.runs)
     elif given.command == "small":
         small.run(given.runs)
-    elif given.command in ("sixth", "seventh"):
-        rounds.run(rounds.SIX if given.command == "sixth" else rounds.SEVEN, given.runs)
+    elif given.command in rounds.ROUNDS:
+        rounds.run(rounds.ROUNDS[given.command], given.runs)
     elif given.command == "tables":
         print("\n".join(tables_of(given.name, given.worlds)))
     elif given.command == "candidates":

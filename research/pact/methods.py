@@ -50,7 +50,11 @@ CONSTANTS_02 = PACTConstants(
 EARLIER = PACTConstants(surrogate_temperature_error=0.30, new_class_error=0.06)
 NO_OFFSET = replace(EARLIER, surrogate_offset=1e-3, offset_drift=1e-4, surrogate_bias_error=0.7)
 SIXTH = PACTConstants()  # of round six, with one temperature for all classes: as `tcil.PACT` is
-SEVENTH = PACTConstants.with_contrast()  # of round seven
+EIGHTH = PACTConstants.with_contrast()  # of round eight, with a temperature of their own for new classes
+# Of round seven. Its records are of logits as they are, not about the mean of their row.
+SEVENTH = replace(
+    EIGHTH, spread_error=0.03, first_spread_error=0.15, first_spread_drift=0.06, first_spread_kept=1.0
+)
 
 
 def balanced(known: Known) -> Labelled:
@@ -311,7 +315,9 @@ METHODS["PACT, wider"] = "round four", tracked(constants=WIDER)
 METHODS["PACT-R, wider"] = "round four", tracked(constants=WIDER, reserve=True)
 # The form of round six, with one temperature. Records of round five have these names too, with what is `FIFTH` here.
 FIFTH = replace(SIXTH, new_class_error=0.11, spread_error=0.06, first_spread_drift=0.07)
-for _name, _family, _constants in (("spread", "round five", SIXTH), ("contrast", "round seven", SEVENTH)):
+for _name, _family, _constants in (
+    ("spread", "round five", SIXTH), ("contrast", "round seven", SEVENTH), ("centred", "round eight", EIGHTH),
+):  # fmt: skip
     _parts: dict[str, dict[str, Any]] = {
         "PACT, {}": {},
         "PACT-R, {}": {"reserve": True},

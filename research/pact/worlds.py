@@ -25,11 +25,15 @@ WORLDS: dict[str, dict[str, Any]] = {
     "F11": {"preset": "letters", "seed": 141, "memory": 400, "validation": 80},
     "F12": {"preset": "letters", "seed": 142, "memory": 300, "validation": 200, "tasks": 4},
     "F13": {"preset": "letters-large", "seed": 143, "memory": 560, "validation": 80, "classes": 28, "tasks": 7},
+    "F14": {"preset": "letters", "seed": 151, "memory": 400, "validation": 80},
+    "F15": {"preset": "letters", "seed": 152, "memory": 300, "validation": 200, "tasks": 4},
+    "F16": {"preset": "letters-large", "seed": 153, "memory": 560, "validation": 80, "classes": 28, "tasks": 7},
 }
 FINAL = ("F5", "F3", "F4")  # of round two, in the order of training; F1 and F2, of round one, are development now
 FIFTH = ("F6", "F7")  # of round five
 SIXTH = ("F8", "F9", "F10")  # of round six
 SEVENTH = ("F11", "F12", "F13")  # of round seven
+EIGHTH = ("F14", "F15", "F16")  # of round eight
 RESERVED = 2
 
 

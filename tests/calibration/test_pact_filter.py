@@ -123,8 +123,10 @@ class TestSpread:
 
     def test_constants_that_an_earlier_version_stored_are_those_of_now(self):
         now = tcil.PACT().constants
+        seven = {f.name: getattr(now, f.name) for f in fields(PACTConstants) if f.name != "first_spread_kept"}
+        assert PACTConstants.parse(seven) == now
         last = ("spread_step", "contrast_error", "contrast_drift", "label_shift_offset")
-        six = {f.name: getattr(now, f.name) for f in fields(PACTConstants) if f.name not in last}
+        six = {name: value for name, value in seven.items() if name not in last}
         assert PACTConstants.parse(six) == now
         assert PACTConstants.parse({**six, "spread_ratio": 0.5}).spread_ratio == 0.5
         names = [name for name in six if "spread" not in name or name == "bias_spread"]
@@ -210,6 +212,38 @@ class TestContrast:
         wanted = pact.wrap(world.model).eval()(kept[0]).exp()
         torch.testing.assert_close(served.double(), wanted.double(), atol=1e-5, rtol=1e-5)
 
+    def test_a_number_added_to_the_logits_of_an_image_has_no_effect(self):
+        world = World(6.0)
+        memory, valid = world.memory(), world.draw(new_labels(100))
+
+        class LogProbabilities(torch.nn.Module):
+            def forward(self, x):
+                return torch.log_softmax(world.model(x), dim=1) - 3 * x[:, :1]
+
+        own, other = (
+            tcil.PACT(constants=CONTRASTED).fit(model, memory, valid, NEW, imbalance=6.0)
+            for model in (world.model, LogProbabilities())
+        )
+        assert own.new_temperature_ != own.temperature_
+        assert (own.temperature_, own.new_temperature_, own.bias_) == pytest.approx(
+            (other.temperature_, other.new_temperature_, other.bias_), rel=1e-3
+        )
+        x, _ = world.draw(torch.arange(60) % K)
+        with torch.no_grad():
+            found, wanted = own.predict_proba(LogProbabilities()(x)), own.predict_proba(world.model(x))
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+    def test_a_part_of_what_the_first_task_said_of_the_ratio_is_kept(self):
+        memo = {**MEMO, "bias": None, "offset": None, "log_imbalance": None, "log_spread": 1.0}
+        log_t, variance = MEMO["log_temperature"]
+        for kept in (0.0, 0.5, 1.0):
+            c = replace(CONTRASTED, first_spread_kept=kept)
+            state = PACTFilter.of(memo, 2.5, TARGET, c, LogitSpread(1.2, 10.0))
+            own = math.log(c.spread_ratio) + 1.0
+            assert state.log_t.mean == pytest.approx(own + kept * (log_t - own) + c.spread_step + 0.2)
+            wide = kept**2 * variance + c.first_spread_drift**2 + (c.few_exemplars / 10) ** 2
+            assert state.log_t.variance == pytest.approx(wide)
+
     def test_there_is_none_without_old_classes(self):
         world = World(1.0)
         first = tcil.PACT(constants=CONTRASTED).fit(
@@ -256,10 +290,11 @@ class TestContrast:
             (contrast, of_contrast - of_contrast**2 / total)
         )
         scale = torch.where(torch.arange(K) >= OLD, math.exp(-contrast), 1.0).double()
+        centred = [z.double() - z.double().mean(1, keepdim=True) for z in (evidence.valid[0], evidence.pushed[0])]
         even = replace(
             evidence,
-            valid=(evidence.valid[0].double() * scale, evidence.valid[1]),
-            pushed=(evidence.pushed[0].double() * scale, evidence.pushed[1]),
+            valid=(centred[0] * scale, evidence.valid[1]),
+            pushed=(centred[1] * scale, evidence.pushed[1]),
         )
         t, t_error, b, b_error = surrogate(even)
         log_t = Belief(0.7 + of_t / total * (seen[0] - 0.7), of_t - of_t**2 / total)
@@ -282,6 +317,7 @@ class TestContrast:
         x, _ = world.draw(torch.arange(60) % K)
         with torch.no_grad():
             z = world.model(x).double()
+        z = z - z.mean(1, keepdim=True)
         scaled = torch.where(torch.arange(K) >= OLD, z / pact.new_temperature_, z / pact.temperature_ + pact.bias_)
         wanted = torch.log_softmax(scaled, dim=1)
         same = wanted.argmax(1) == z.argmax(1)  # where predictions stay, it is q itself

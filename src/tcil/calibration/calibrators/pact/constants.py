@@ -38,6 +38,9 @@ class PACTConstants:
         By how much the logarithm of the ratio changes from one task to the next.
     first_spread_drift : float, default 0.08
         By how much it does from a task without old classes to the next, beside `spread_step`.
+    first_spread_kept : float, default 1
+        The part of what the task without old classes said of the ratio that is kept for the next; of the rest it is
+        `spread_ratio` again.
     few_exemplars : float, default 1.1
         This number, divided by the exemplars of a class, is an error and a drift beside these: with few exemplars the
         spread tells less.
@@ -94,6 +97,7 @@ class PACTConstants:
     late_spread_error: float = 0.30
     spread_drift: float = 0.02
     first_spread_drift: float = 0.08
+    first_spread_kept: float = 1.0
     few_exemplars: float = 1.1
     contrast_error: float = 0.0
     contrast_drift: float = 0.0
@@ -123,13 +127,12 @@ class PACTConstants:
 
         WA and BiC do. On fresh runs of six learners NLL and the error by predicted group were lower with them, and the
         pooled error was slightly higher (docs/pact.md). The constants of T are near the most likely ones, those of b
-        were chosen on two development worlds. The logits must be those of the network: with a temperature for each
-        group, a constant added to a row is no longer without effect, so that log-probabilities give another answer.
+        were chosen on two development worlds.
 
         Returns
         -------
         PACTConstants
-            Those of round seven of the study.
+            Those of round eight of the study.
 
         Examples
         --------
@@ -139,9 +142,9 @@ class PACTConstants:
         0.08
         """
         return cls(
-            spread_ratio=0.41, spread_step=0.085, spread_error=0.03, spread_drift=0.01, first_spread_drift=0.06,
-            contrast_error=0.08, contrast_drift=0.06, new_class_error=0.05, label_shift_error=0.35,
-            label_shift_offset=0.13,
+            spread_ratio=0.41, spread_step=0.085, spread_error=0.15, first_spread_error=0.0, spread_drift=0.01,
+            first_spread_kept=0.5, contrast_error=0.08, contrast_drift=0.06, new_class_error=0.05,
+            label_shift_error=0.35, label_shift_offset=0.13,
         )  # fmt: skip
 
     @classmethod
@@ -163,9 +166,12 @@ class PACTConstants:
         return cls(**value)
 
 
-_MAY_BE_ZERO = frozenset(("spread_step", "contrast_error", "contrast_drift", "label_shift_offset"))
+_MAY_BE_ZERO = frozenset((
+    "spread_step", "first_spread_error", "first_spread_kept", "contrast_error", "contrast_drift", "label_shift_offset",
+))  # fmt: skip
 # What each version added, the newest first, and the defaults that it changed.
 _EARLIER: tuple[tuple[frozenset[str], dict[str, float]], ...] = (
+    (frozenset(("first_spread_kept",)), {}),
     (frozenset(("spread_step", "contrast_error", "contrast_drift", "label_shift_offset")), {}),
     (
         frozenset(("spread_ratio", "spread_error", "first_spread_error", "late_spread_error", "spread_drift",

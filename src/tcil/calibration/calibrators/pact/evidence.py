@@ -52,13 +52,17 @@ class PACTEvidence(Record):
 def evened(rows: Labelled, is_new: Tensor, contrast: float) -> Labelled:
     """The rows with the logits of new classes divided by exp(contrast): they then have the temperature of the old ones.
 
-    >>> rows = torch.tensor([[2.0, 4.0]]), torch.tensor([1])
+    Logits are taken about the mean of their row, as `PriorAdjustedMap` does.
+
+    >>> rows = torch.tensor([[3.0, 7.0]]), torch.tensor([1])
     >>> evened(rows, torch.tensor([False, True]), math.log(2))[0]
-    tensor([[2., 2.]], dtype=torch.float64)
+    tensor([[-2.,  1.]], dtype=torch.float64)
     """
     if contrast == 0.0:
         return rows
-    return rows[0].double() * torch.where(is_new, math.exp(-contrast), 1.0).double(), rows[1]
+    logits = rows[0].double()
+    centred = logits - logits.mean(dim=1, keepdim=True)
+    return centred * torch.where(is_new, math.exp(-contrast), 1.0).double(), rows[1]
 
 
 def surrogate(evidence: TCILEvidence) -> tuple[float, float, float, float] | None:

@@ -347,9 +347,13 @@ def _moved(history: History, constants: PACTConstants, spread: LogitSpread | Non
     """What the task before left of log T, moved to this one."""
     log_t, before = Belief(*history["log_temperature"]), history.get("log_spread")
     if spread is not None and before is not None:
-        step = constants.spread_step if rehearsal_begins else 0.0
-        drift = constants.first_spread_drift if rehearsal_begins else constants.spread_drift
-        log_t.move(spread.log - before + step, math.hypot(drift, constants.few_exemplars / spread.per_class))
+        drift = constants.spread_drift
+        if rehearsal_begins:  # with old classes the ratio is another, of which this one tells a part
+            expected, kept = math.log(constants.spread_ratio) + before, constants.first_spread_kept
+            log_t = Belief(log_t.mean - (1 - kept) * (log_t.mean - expected), kept**2 * log_t.variance)
+            log_t.move(constants.spread_step, 0.0)
+            drift = constants.first_spread_drift
+        log_t.move(spread.log - before, math.hypot(drift, constants.few_exemplars / spread.per_class))
         return log_t
     log_t.move(0.0, constants.first_drift if rehearsal_begins else constants.temperature_drift)
     if spread is not None:  # the first that is known: of an earlier version, or of logits that did not differ
