@@ -6,6 +6,7 @@ import pytest
 
 from conftest import ROOT
 from research import pact
+from research.pact import verdicts
 from research.pact.__main__ import tables_of
 
 
@@ -35,3 +36,10 @@ def test_a_world_counts_when_every_learner_was_measured():
 @pytest.mark.parametrize("name", sorted(path.name for path in pact.STORED.iterdir() if path.is_dir()))
 def test_tables_of_every_kept_folder_are_printed(name):
     assert sum(line.startswith("|") for line in tables_of(name)) > 2
+
+
+def test_a_signal_of_harm_is_judged_at_ten_per_cent_of_false_alarms():
+    harmless = [0.01 * k for k in range(100)]
+    area, share = verdicts.separation([*harmless, 0.95, 0.5], [False] * 100 + [True] * 2)
+    assert area == pytest.approx((95.5 + 50.5) / 200)
+    assert share == 0.5

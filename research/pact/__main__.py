@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from research.pact import constants, draws, imbalance, page, rounds, sizes, small, spread
+from research.pact import constants, draws, imbalance, page, rounds, sizes, small, spread, verdicts
 from research.pact.measuring import STORED, store, stored
 from research.pact.tables import candidates, summary
 from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
@@ -85,6 +85,8 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "spread": lambda: spread.table(),
         "round-six": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
         "round-seven": lambda: rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
+        "round-eight": lambda: rounds.tables(rounds.EIGHT, rounds.stored(rounds.EIGHT)),
+        "verdicts": lambda: verdicts.table(),
     }
     if name in own:
         return own[name]()
@@ -108,7 +110,7 @@ def main() -> None:
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
     tables = commands.add_parser("tables")
-    tables.add_argument("name", choices=[*kept, "shipped", "spread"])
+    tables.add_argument("name", choices=[*kept, "shipped", "spread", "verdicts"])
     tables.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     commands.add_parser("constants").add_argument("names", nargs="*", choices=[*kept, []], metavar="NAME")
     commands.add_parser("candidates")

@@ -52,9 +52,7 @@ NO_OFFSET = replace(EARLIER, surrogate_offset=1e-3, offset_drift=1e-4, surrogate
 SIXTH = PACTConstants()  # of round six, with one temperature for all classes: as `tcil.PACT` is
 EIGHTH = PACTConstants.with_contrast()  # of round eight, with a temperature of their own for new classes
 # Of round seven. Its records are of logits as they are, not about the mean of their row.
-SEVENTH = replace(
-    EIGHTH, spread_error=0.03, first_spread_error=0.15, first_spread_drift=0.06, first_spread_kept=1.0
-)
+SEVENTH = replace(EIGHTH, spread_error=0.03, first_spread_error=0.15, first_spread_drift=0.06, first_spread_kept=1.0)
 
 
 def balanced(known: Known) -> Labelled:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from research import ROOT
-from research.pact import draws, imbalance, rounds, sizes, small, spread
+from research.pact import draws, imbalance, rounds, sizes, small, spread, verdicts
 from research.pact.measuring import stored
 from research.pact.tables import summary
 from tcil.foundation.files import replace_file
 
 PAGES = {
-    "docs/pact.md": ("spread", "shipped", "round-seven"),
+    "docs/pact.md": ("spread", "shipped", "round-seven", "verdicts"),
     "docs/pact-history.md": ("round-six", "final", "small", "sizes", "imbalance", "draws"),
 }
 
@@ -20,6 +20,7 @@ def sections() -> dict[str, list[str]]:
         "spread": spread.table(),
         "shipped": rounds.shipped(),
         "round-seven": rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
+        "verdicts": verdicts.table(),
         "round-six": rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
         "final": summary(stored("final", complete=True), short=True),
         "sizes": sizes.table(sizes.stored()),

@@ -80,11 +80,27 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
     return Placement(*min(ways, key=handicapped), speeds)
 
 
-def step_seconds(model: nn.Module, shape: tuple[int, ...], layout: Layout, batch_size: int) -> float:
-    """The time of one forward and backward pass of a batch, in seconds."""
+def step_seconds(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    layout: Layout,
+    batch_size: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """The time of one forward and backward pass of a batch, in seconds of this clock."""
     x = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0))
     x = x.contiguous(memory_format=layout.form)
     y = torch.zeros(batch_size, dtype=torch.long)
-    started = time.perf_counter()
+    started = clock()
     nn.functional.cross_entropy(model(x), y).backward()
-    return time.perf_counter() - started
+    return clock() - started
+
+
+def alone_seconds(model: nn.Module, shape: tuple[int, ...], layout: Layout, batch_size: int) -> float:
+    """The same by the time of one processor, with one thread: other processes hardly change it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return step_seconds(model, shape, layout, batch_size, time.process_time)
+    finally:
+        torch.set_num_threads(threads)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tcil.experiments.config.settings import build
+from tcil.experiments.scheduling import cost
 from tcil.experiments.scheduling.cost import (
     A100,
     Outlook,
@@ -24,6 +25,14 @@ SMALL = {
     "preset": "cifar100", "tasks": 2, "classes": 20, "memory": 200, "epochs": 10, "validation": 100,
     "validation_pool": 100,
 }  # fmt: skip
+
+
+def test_a_busy_machine_does_not_make_runs_look_long(monkeypatch):
+    """There a step of several threads takes many times as long; the time of one processor stays what it is."""
+    monkeypatch.setattr(cost, "step_seconds", lambda *args: 1e6)
+    before = torch.get_num_threads()
+    assert cost.seconds_per_image.__wrapped__("small_cnn", 8, (1, 8, 8)) < 100
+    assert torch.get_num_threads() == before
 
 
 class Twice(ER):

@@ -22,7 +22,7 @@ from tcil.incremental.data.stream import equal_sizes
 from tcil.incremental.learners.base import TaskSize
 from tcil.incremental.learners.registry import learner_options, learner_type
 from tcil.incremental.networks import network_factory
-from tcil.incremental.placement import step_seconds
+from tcil.incremental.placement import alone_seconds, step_seconds
 from tcil.incremental.pretrained.networks import input_shape
 
 LARGEST_BATCH, MOST_SECONDS = 64, 5.0  # of a measurement, about: an image of a larger batch takes as long
@@ -139,15 +139,19 @@ def passes_as_released(settings: RunSettings) -> Passes:
 
 @cache
 def seconds_per_image(network: str, batch_size: int, shape: tuple[int, ...]) -> float:
-    """One training step of the network, measured: the best of three, or of fewer where they take long."""
+    """One training step of the network, measured: the best of three, or of fewer where they take long.
+
+    All threads of a process wait for the slowest, so that on a busy machine a step takes many times as long. One thread
+    by processor time is what a run has there.
+    """
     layout, few, make = Layout.CHANNELS_LAST, 4, network_factory(network)
     shape = input_shape(make) or shape
     model = make(10).to(memory_format=layout.form)  # type: ignore[call-overload]
-    warm = min(step_seconds(model, shape, layout, few) for _ in range(2))  # the first step of a process takes longer
+    warm = min(alone_seconds(model, shape, layout, few) for _ in range(2))  # the first step of a process takes longer
     batch_size = min(batch_size, LARGEST_BATCH, max(few, int(few * MOST_SECONDS / 3 / warm)))
     best, started = float("inf"), time.perf_counter()
     for _ in range(3):
-        best = min(best, step_seconds(model, shape, layout, batch_size))
+        best = min(best, *(measure(model, shape, layout, batch_size) for measure in (step_seconds, alone_seconds)))
         if time.perf_counter() - started > MOST_SECONDS:
             break
     return best / batch_size
