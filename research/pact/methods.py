@@ -105,12 +105,9 @@ def tracked(
                 else:
                     between(state, now_spread - before)
             known.memory["spread"] = now_spread
-        order = ["surrogate", "new_classes", "label_shift"]
-        if state.contrast.variance:  # as `PACTFilter.weigh`
-            order = ["new_classes", "surrogate", "label_shift"]
-        for name in order:
-            if name != without or not known.old:
-                getattr(state, name)(known.evidence)
+        for take in state.in_order():
+            if take.__name__ != without or not known.old:
+                take(known.evidence)
         known.memory["pact"] = state.memo() if state.informed else None
         now = state.as_evidence("all")
         if reserve and known.old and (found := state.with_reserve(known.evidence, reserve_of(known))):

@@ -208,6 +208,10 @@ class TestContrast:
         probabilities = pact.predict_proba(z)
         assert (probabilities[:, 0] == 0).all()
         torch.testing.assert_close(probabilities.sum(1), torch.ones(8, dtype=probabilities.dtype))
+        for mask in (-1e4, -1e9):  # as some frameworks write it
+            z[:, 0] = mask
+            for found in (pact.predict_proba(z), pact.wrap(nn.Identity(), dtype=torch.float32, force=True)(z).exp()):
+                torch.testing.assert_close(found.double(), probabilities.double(), atol=1e-5, rtol=1e-5)
         served = pact.wrap(world.model, dtype=torch.float32).eval()(kept[0]).exp()
         wanted = pact.wrap(world.model).eval()(kept[0]).exp()
         torch.testing.assert_close(served.double(), wanted.double(), atol=1e-5, rtol=1e-5)

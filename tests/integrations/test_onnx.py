@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import tcil
+from tcil.options import PACTConstants
 
 onnx = pytest.importorskip("tcil.integrations.onnx", reason="onnx, onnxruntime or onnxscript is not installed")
 K = 5
@@ -34,6 +35,9 @@ def calibrators():
         "PACT, moving predictions": tcil.PACT(keep_predictions=False).fit(
             identity, memory, valid, [3, 4], imbalance=4.0
         ),
+        "PACT, with a contrast": tcil.PACT(constants=PACTConstants.with_contrast()).fit(
+            identity, memory, valid, [3, 4], imbalance=4.0
+        ),
         "TemperatureScaling": tcil.TemperatureScaling().fit(logits, labels),
         "FirstTaskTemperatureScaling": tcil.FirstTaskTemperatureScaling().fit(logits, labels),
         "GroupTemperatureScaling": tcil.GroupTemperatureScaling().fit(logits, labels, [3, 4]),
@@ -46,8 +50,9 @@ def calibrators():
 
 
 NAMES = (
-    "TCIL", "PACT", "PACT, moving predictions", "TemperatureScaling", "FirstTaskTemperatureScaling",
-    "GroupTemperatureScaling", "EnsembleTemperatureScaling", "MulticlassIsotonic", "PerturbedTemperatureScaling",
+    "TCIL", "PACT", "PACT, moving predictions", "PACT, with a contrast", "TemperatureScaling",
+    "FirstTaskTemperatureScaling", "GroupTemperatureScaling", "EnsembleTemperatureScaling", "MulticlassIsotonic",
+    "PerturbedTemperatureScaling",
 )  # fmt: skip
 EXTREME = torch.tensor(
     [

@@ -222,11 +222,15 @@ class GroupTemperatureMap(CalibrationMap):
         return log_softmax_at(z, temperature, top if z is logits else None)
 
 
+_FAR = 100.0  # temperatures below the largest logit
+
+
 class PriorAdjustedMap(CalibrationMap):
     """log q = log softmax(z / T + b [class is old]), with an option to keep the predictions of z.
 
     New classes may have a temperature of their own, `new_temperature`; without it they have that of the old ones. Then
-    z is taken about the mean of its row, so that a number added to all logits of an image has no effect.
+    z is taken about the mean of its row, so that a number added to all logits of an image has no effect. Logits that
+    are 100 temperatures or more below the largest one are not counted.
 
     With `keep`, the most probable class of z stays the most probable one, and its confidence is its probability under
     q. If another class is more probable, the other classes are mixed with the uniform distribution until none is. A
@@ -278,12 +282,14 @@ class PriorAdjustedMap(CalibrationMap):
         return self._kept(torch.log_softmax(self._scaled(z) + log_prior, dim=1), z / self.temperature + log_prior)
 
     def _scaled(self, z: Tensor) -> Tensor:
+        scaled = torch.addcmul(z / self.temperature, self.bias, ~self.is_new)
         if not recorded() and torch.equal(self.new_temperature, self.temperature):
-            return torch.addcmul(z / self.temperature, self.bias, ~self.is_new)
-        alive = z != -torch.inf
+            return scaled
+        # Logits far below the largest one would draw the mean away; their classes have no probability in any case.
+        alive = z >= z.amax(dim=1, keepdim=True) - _FAR * torch.maximum(self.new_temperature, self.temperature)
         mean = torch.where(alive, z, 0.0).sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True).clamp(min=1)
-        temperatures = torch.where(self.is_new, self.new_temperature, self.temperature)
-        return torch.addcmul((z - mean) / temperatures, self.bias, ~self.is_new)
+        further = (z - mean) * (1 / self.new_temperature - 1 / self.temperature)
+        return scaled + torch.where(alive & self.is_new, further, 0.0)
 
     def _kept(self, log_q: Tensor, z: Tensor) -> Tensor:
         """The log of q; if predictions are kept, the class of the largest z is the most probable one."""

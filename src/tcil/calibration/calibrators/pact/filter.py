@@ -234,11 +234,14 @@ class PACTFilter:
 
     def weigh(self, evidence: TCILEvidence) -> list[PACTEvidence]:
         """Take in every piece that the data identify, and list them."""
-        order = [self.surrogate, self.new_classes, self.label_shift]
-        if self.contrast.variance:  # which the new classes tell, and the others take as it is then
-            order = [self.new_classes, self.surrogate, self.label_shift]
-        pieces = [take(evidence) for take in order]
+        pieces = [take(evidence) for take in self.in_order()]
         return [piece for piece in pieces if piece is not None]
+
+    def in_order(self) -> tuple[Callable[[TCILEvidence], PACTEvidence | None], ...]:
+        """The pieces in the order in which they are taken in."""
+        if self.contrast.variance:  # which the new classes tell, and the others take as it is then
+            return self.new_classes, self.surrogate, self.label_shift
+        return self.surrogate, self.new_classes, self.label_shift
 
     def surrogate(self, evidence: TCILEvidence) -> PACTEvidence | None:
         """Take in the validation set together with the perturbed exemplars of old classes."""
