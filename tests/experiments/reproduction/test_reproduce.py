@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
+import shutil
 
 import numpy as np
 import pytest
@@ -197,6 +198,15 @@ class TestReproduce:
         assert "0 trainings to run" in output
         assert "to calibrate" in output
         command("reproduce", "claims", *places, "--set", "epochs=1", "--render")
+
+    @pytest.mark.training
+    def test_the_tasks_of_an_unfinished_training_are_not_planned_again(self, tmp_path):
+        places = ["--schedule", "mini", "--out", tmp_path, *QUICK]
+        command("run", *mini(), "--seeds", "1", *QUICK, "--no-full-data", "--out", tmp_path)
+        (folder,) = [path.parent for path in tmp_path.glob("*/results.json")]
+        shutil.rmtree(folder / "task-02")
+        (folder / "results.json").unlink()
+        assert "2 done" in command("reproduce", "policies", *places, "--dry-run")
 
     @pytest.mark.training
     def test_an_all_data_training_that_is_there_is_not_planned_again(self, tmp_path):

@@ -95,8 +95,8 @@ def _cost(runs: list[RunSettings], training: TrainingOptions) -> Grid:
 
     planned = []
     for one in [one for run in runs for one in (run, *([run.on_all_data()] if training.full_data else []))]:
-        done, until = RunFolder(training.out / one.name).n_results, training.tasks_until
-        ready = done >= min(until or done + 1, StoredSettings.of(one).n_tasks or 1)
+        folder, until = RunFolder(training.out / one.name), training.tasks_until
+        ready = folder.n_results >= min(until or folder.n_results + 1, StoredSettings.of(one).n_tasks or 1)
         standing = Standing.FINISHED if ready else Standing.MISSING
-        planned.append(Planned(one, standing, until=until, done=done))
+        planned.append(Planned(one, standing, until=until, done=folder.n_done))
     return plan(planned, training.data)

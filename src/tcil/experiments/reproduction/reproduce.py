@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tcil.experiments.config.settings import RunSettings
 from tcil.experiments.process import stopping
 from tcil.experiments.process.exits import ExitCode, RunFailed
 from tcil.experiments.process.screen import Screen
@@ -19,7 +20,7 @@ from tcil.experiments.runs.analysis import is_current
 from tcil.experiments.runs.catalogue import ALL_DATA
 from tcil.experiments.runs.complete import check_names, check_options
 from tcil.experiments.runs.entries import CALIBRATORS
-from tcil.experiments.runs.store import StoredRun
+from tcil.experiments.runs.store import RunFolder, StoredRun
 from tcil.experiments.scheduling.cost import Speed
 from tcil.experiments.scheduling.executors import Place, Resources
 from tcil.experiments.scheduling.job import Job
@@ -64,7 +65,7 @@ def reproduce(
     if only != "render":
         notes = [edition.left_out for edition in editions if edition.left_out]
         numbered = [(n, need) for n, need in enumerate(needs, start=1) if job in (None, n)]
-        console.print(terminal(plan(_planned(numbered, runs), data, speed, notes)))
+        console.print(terminal(plan(_planned(numbered, runs, out), data, speed, notes)))
     if only == "plan":
         return []
     if only != "render":
@@ -82,23 +83,26 @@ def reproduce(
     return sections
 
 
-def _planned(needs: Sequence[tuple[int, Need]], runs: Mapping[str, StoredRun]) -> list[Planned]:
-    """Every training that is needed, once, with its number and progress."""
+def _planned(needs: Sequence[tuple[int, Need]], runs: Mapping[str, StoredRun], out: Path) -> list[Planned]:
+    """Every training that is needed, once, with its number and progress; unfinished ones are in the folder `out`."""
     planned: dict[str, Planned] = {}
+
+    def tasks_of(settings: RunSettings) -> int:
+        run = runs.get(settings.key)
+        return len(run.tasks) if run is not None else RunFolder(out / settings.name).n_done
+
     for number, need in needs:
         run = runs.get(need.settings.key)
-        done = len(run.tasks) if run is not None else 0
         trained = run is not None and _far_enough(need, run)
         standing = Standing.FINISHED if satisfied(need, run) else Standing.TRAINED if trained else Standing.MISSING
-        planned[need.settings.key] = Planned(need.settings, standing, number, need.until, done)
+        planned[need.settings.key] = Planned(need.settings, standing, number, need.until, tasks_of(need.settings))
         if need.full_data:
             second = need.settings.on_all_data()
             twin = runs.get(second.key)
             beside = run is not None and ALL_DATA in run.titles()
             there = beside or (twin is not None and _far_enough(need, twin))
             ready = Standing.FINISHED if there else Standing.MISSING
-            done = len(twin.tasks) if twin is not None else 0
-            planned.setdefault(second.key, Planned(second, ready, number, need.until, done))
+            planned.setdefault(second.key, Planned(second, ready, number, need.until, tasks_of(second)))
     return list(planned.values())
 
 

@@ -20,6 +20,7 @@ Links inside the folder are refused (see boundary.py); the folder itself may be 
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -199,6 +200,11 @@ class RunFolder:
         record = self.peek_json(RESULTS)
         tasks = record.get("tasks") if record is not None else None
         return len(tasks) if isinstance(tasks, list) else 0
+
+    @property
+    def n_done(self) -> int:
+        """How many tasks have rows, counted from the first without a gap, in a run that may be unfinished."""
+        return max(self.n_results, next(task for task in itertools.count() if not self.has_task_result(task)))
 
     def copy(self, name: str, other: RunFolder) -> bool:
         """Copy a file to another folder, whole or not; False where there is none."""

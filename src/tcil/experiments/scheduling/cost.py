@@ -247,14 +247,8 @@ def _cost(job: Job, weight: float) -> _JobCost:
     has_twin = job.full_data and settings.validation > 0
     twin = passes_as_released(settings.on_all_data()).first(job.until) if has_twin else none
     folders = {job.folder: own, job.out / settings.on_all_data().name: twin}
-    there = [passes.total - passes.after(_finished(RunFolder(folder), passes)) for folder, passes in folders.items()]
+    there = [passes.total - passes.after(RunFolder(folder).n_done) for folder, passes in folders.items()]
     return _JobCost(own, twin, weight, weight * sum(there))
-
-
-def _finished(store: RunFolder, passes: Passes) -> int:
-    """How many tasks of a run have results, counted from the first without a gap."""
-    tasks = range(len(passes.tasks))
-    return next((task for task in tasks if not store.has_task_result(task)), len(passes.tasks))
 
 
 def _weights(settings: Sequence[RunSettings]) -> list[float]:
