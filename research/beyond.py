@@ -209,7 +209,7 @@ def oracle(known: Known, contrast: float = 0.0) -> tuple[float, float]:
     """log T and bias that fit the correctness of the test predictions best, where the contrast is as given."""
     logits, labels = known.task.test_logits.double(), known.task.test_columns
     top = logits.argmax(1)
-    logits, _ = pact.evened((logits, labels), known.evidence.is_new, contrast)
+    logits, _ = pact.evened((logits, labels), known.evidence.is_new, contrast, temperature=2.0)
     right, is_old = (top == labels).double(), (~known.evidence.is_new).double()
 
     def loss(point: np.ndarray) -> float:

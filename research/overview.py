@@ -48,8 +48,8 @@ temperature fitted to the test labels. PACT is ours, the other calibrators are t
 otherwise, numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version
 0.2.0: their learners ([what has changed](learners.md)) and their PACT are of that version. **PACT was developed on
 runs of this page** (13 of the 20 on letters, and those of 20 classes): [the page on PACT](pact.md) has runs that were
-not looked at. On the authors' checkpoints PACT is the present form, that of
-[round six](pact-history.md#results-round-six); elsewhere it is as follows.
+not looked at. On the authors' checkpoints PACT is in its present form ([round eight](pact.md#results)); elsewhere it is
+as follows.
 """
 
 
@@ -126,10 +126,10 @@ def _runs(folder: Path) -> list[StoredRun]:
 
 
 def forms() -> Iterator[str]:
-    """Which runs of this page have PACT in its present form, which knows the spread of the logits."""
+    """Which runs of this page have PACT in its present form, with a temperature of their own for new classes."""
     for name, folder in {"letters": "letters", "the schedule `small`": "small", "`compact`": "compact"}.items():
         runs = _runs(RESULTS / folder)
-        present = [run for run in runs if _knows_spread(run)]
+        present = [run for run in runs if _has_contrast(run)]
         told = (
             ", ".join(f"{run.learner.upper()} on {run.settings.dataset}, seed {run.seed}" for run in present)
             or "no run"
@@ -140,10 +140,13 @@ def forms() -> Iterator[str]:
     yield ""
 
 
-def _knows_spread(run: StoredRun) -> bool:
-    """Whether PACT began with the spread."""
-    row = run.result.tasks[0].calibrators.get("pact")
-    return row is not None and any(piece["source"] == "spread" for piece in getattr(row.result, "evidence", ()))
+def _has_contrast(run: StoredRun) -> bool:
+    """Whether PACT has two temperatures after the second task."""
+    row = run.result.tasks[1].calibrators.get("pact") if len(run.result.tasks) > 1 else None
+    if row is None:
+        return False
+    old, new = (getattr(row.result, name, None) for name in ("temperature", "new_temperature"))
+    return new is not None and new != old
 
 
 # the summary -------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@
     python -m research.pact cifar RUN...          # once, with TCIL_DATA=DIR: runs without a reserve, into .../cifar100/
     python -m research.pact small RUN...          # once, with TCIL_DATA=DIR: round four, into .../small/
     python -m research.pact sixth RUN...          # once, with TCIL_DATA=DIR: round six, into .../round-six/
-    python -m research.pact seventh RUN...        # once, with TCIL_DATA=DIR: round seven, into .../round-seven/
     python -m research.pact eighth RUN...         # once, with TCIL_DATA=DIR: round eight, into .../round-eight/
     python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: train and measure, into .../imbalance/
     python -m research.pact draws RUNS            # several validation sets of one network, into .../draws/
@@ -81,7 +80,7 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "sizes": lambda: sizes.table(sizes.stored()),
         "small": lambda: small.tables(small.stored()),
         "round-five": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX, "round-five")),
-        "shipped": lambda: rounds.shipped(),
+        "one-temperature": lambda: rounds.one_temperature(),
         "spread": lambda: spread.table(),
         "round-six": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
         "round-seven": lambda: rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
@@ -110,7 +109,7 @@ def main() -> None:
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
     tables = commands.add_parser("tables")
-    tables.add_argument("name", choices=[*kept, "shipped", "spread", "verdicts"])
+    tables.add_argument("name", choices=[*kept, "one-temperature", "spread", "verdicts"])
     tables.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     commands.add_parser("constants").add_argument("names", nargs="*", choices=[*kept, []], metavar="NAME")
     commands.add_parser("candidates")

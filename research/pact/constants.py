@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 import tcil
 from research import ROOT
 from research.pact.measuring import stored
-from research.pact.methods import CONSTANTS_02, SEVENTH
+from research.pact.methods import CONSTANTS_02, EIGHTH
 from tcil.calibration.calibrators.pact import PACTConstants, PACTFilter
 from tcil.calibration.calibrators.pact.filter import Sum
 from tcil.calibration.exemplars import LogitSpread
@@ -84,8 +84,8 @@ def fit(names: Sequence[str]) -> None:
     def at(x: np.ndarray[Any, Any]) -> PACTConstants:
         return PACTConstants(**dict(zip(FITTED, np.exp(np.clip(x, -6, 1)).tolist(), strict=True)))
 
-    start = np.log([getattr(SEVENTH, name) for name in FITTED])
-    print(f"as they are: {unlikelihood(records, SEVENTH):.3f}; as in 0.2: {unlikelihood(records, CONSTANTS_02):.3f}")
+    start = np.log([getattr(EIGHTH, name) for name in FITTED])
+    print(f"as they are: {unlikelihood(records, EIGHTH):.3f}; as in 0.2: {unlikelihood(records, CONSTANTS_02):.3f}")
     found = minimize(
         lambda x: unlikelihood(records, at(x)),
         start,
@@ -94,4 +94,4 @@ def fit(names: Sequence[str]) -> None:
     )
     print(f"the most likely, over {len(records)} runs: {found.fun:.3f}")
     for name in FITTED:
-        print(f"{name} = {getattr(at(found.x), name):.3f}    (now {getattr(SEVENTH, name)})")
+        print(f"{name} = {getattr(at(found.x), name):.3f}    (now {getattr(EIGHTH, name)})")

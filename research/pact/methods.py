@@ -41,18 +41,16 @@ class Filter02(PACTFilter):
         return piece
 
 
-CONSTANTS_02 = PACTConstants(
-    surrogate_temperature_error=0.12, surrogate_bias_error=0.58, surrogate_offset=1e-3, offset_drift=1e-4,
+SIXTH = PACTConstants.one_temperature()  # of round six
+EIGHTH = PACTConstants()  # of round eight, with a temperature of their own for new classes: as `tcil.PACT` is
+CONSTANTS_02 = replace(
+    SIXTH, surrogate_temperature_error=0.12, surrogate_bias_error=0.58, surrogate_offset=1e-3, offset_drift=1e-4,
     new_class_error=0.07, label_shift_error=0.30, temperature_drift=0.10, bias_drift=0.28, first_drift=0.40,
     bias_spread=0.38,
 )  # fmt: skip
 # Of rounds one to four, which did not use the level of the spread.
-EARLIER = PACTConstants(surrogate_temperature_error=0.30, new_class_error=0.06)
+EARLIER = replace(SIXTH, surrogate_temperature_error=0.30, new_class_error=0.06)
 NO_OFFSET = replace(EARLIER, surrogate_offset=1e-3, offset_drift=1e-4, surrogate_bias_error=0.7)
-SIXTH = PACTConstants()  # of round six, with one temperature for all classes: as `tcil.PACT` is
-EIGHTH = PACTConstants.with_contrast()  # of round eight, with a temperature of their own for new classes
-# Of round seven. Its records are of logits as they are, not about the mean of their row.
-SEVENTH = replace(EIGHTH, spread_error=0.03, first_spread_error=0.15, first_spread_drift=0.06, first_spread_kept=1.0)
 
 
 def balanced(known: Known) -> Labelled:
@@ -310,9 +308,7 @@ METHODS["PACT, wider"] = "round four", tracked(constants=WIDER)
 METHODS["PACT-R, wider"] = "round four", tracked(constants=WIDER, reserve=True)
 # The form of round six, with one temperature. Records of round five have these names too, with what is `FIFTH` here.
 FIFTH = replace(SIXTH, new_class_error=0.11, spread_error=0.06, first_spread_drift=0.07)
-for _name, _family, _constants in (
-    ("spread", "round five", SIXTH), ("contrast", "round seven", SEVENTH), ("centred", "round eight", EIGHTH),
-):  # fmt: skip
+for _name, _family, _constants in (("spread", "round five", SIXTH), ("centred", "round eight", EIGHTH)):
     _parts: dict[str, dict[str, Any]] = {
         "PACT, {}": {},
         "PACT-R, {}": {"reserve": True},

@@ -9,16 +9,26 @@ from research.pact.tables import summary
 from tcil.foundation.files import replace_file
 
 PAGES = {
-    "docs/pact.md": ("spread", "shipped", "round-seven", "verdicts"),
-    "docs/pact-history.md": ("round-six", "final", "small", "sizes", "imbalance", "draws"),
-}
+    "docs/pact.md": ("spread", "round-eight", "verdicts"),
+    "docs/pact-history.md": (
+        "one-temperature",
+        "round-seven",
+        "round-six",
+        "final",
+        "small",
+        "sizes",
+        "imbalance",
+        "draws",
+    ),
+}  # fmt: skip
 
 
 def sections() -> dict[str, list[str]]:
     """The tables of both pages, by name."""
     return {
         "spread": spread.table(),
-        "shipped": rounds.shipped(),
+        "round-eight": rounds.tables(rounds.EIGHT, rounds.stored(rounds.EIGHT)),
+        "one-temperature": rounds.one_temperature(),
         "round-seven": rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
         "verdicts": verdicts.table(),
         "round-six": rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),

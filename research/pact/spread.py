@@ -9,7 +9,8 @@ import numpy as np
 from research.pact import measuring, small
 from research.pact.worlds import LEARNERS, WORLDS
 
-FOLDERS = ("final", "imbalance", "cifar100", "small", "round-five", "round-six", "round-seven")  # those of equal sizes
+# Those of the usual sizes.
+FOLDERS = ("final", "imbalance", "cifar100", "small", "round-five", "round-six", "round-seven", "round-eight")
 
 
 def runs() -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """What could warn of harm: `python -m research.pact tables verdicts`.
 
 A task is harmful where PACT's pooled ECE is more than 1 point above the best (in hindsight) of no calibration, TS and
-T-CIL. A signal warns above a threshold. Here every signal has the threshold that lets it warn in 10 % of the harmless
-tasks: with any other set of tasks it is no better than this.
+T-CIL, with an interval above 0. A signal warns above a threshold: here the one with which it warns in 10 % of the
+harmless tasks, chosen on the same tasks, so that signals look a little better than they are.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import beta
 
 from research.pact.measuring import stored
 
 FOLDERS = ("round-six", "round-seven", "round-eight")
+FORMS = ("PACT, spread", "PACT, centred")  # of rounds six and eight
 HARM, FALSE_ALARMS = 1.0, 0.10
 
 
 class Case(NamedTuple):
-    """A task with old classes: how much harm is done, what PACT believed, what the pieces said, and the truth."""
+    """A task with old classes: whether harm is done, what PACT believed, what the pieces said, and the truth."""
 
-    harm: float
+    harmful: bool
     belief: list[float]  # log T, its error, b, its error, the largest surprise
     state: dict[str, Any]
     ece: float
@@ -31,28 +33,26 @@ SIGNALS: dict[str, Callable[[Case], float]] = {
     "largest surprise of a piece (`out_of_depth` warns above 3)": lambda case: case.belief[4],
     "claimed error of log T": lambda case: case.belief[1],
     "claimed error of b": lambda case: case.belief[3],
-    "surrogate and new classes differ in log T": lambda case: _differ(case.state, case.belief),
-    "log T is near 0": lambda case: -abs(case.belief[0]),
+    "surrogate and new classes differ in log T": lambda case: _differ(case.state),
+    "a small log T": lambda case: -case.belief[0],
     "the true error of log T (test labels)": lambda case: abs(case.belief[0] - case.state["oracle"][0]),
     "the true ECE of PACT (test labels)": lambda case: case.ece,
 }
 
 
-def _differ(state: dict[str, Any], belief: Sequence[float]) -> float:
+def _differ(state: dict[str, Any]) -> float:
     said = [piece[0] for name in ("surrogate", "new_classes") if (piece := state[name]) is not None]
-    return max(abs(value - belief[0]) for value in said) if said else 0.0
+    return abs(said[0] - said[1]) if len(said) == 2 else 0.0
 
 
 def cases(form: str) -> list[Case]:
     """Every task with old classes of the final runs since round six."""
     found = list[Case]()
     for record in (own for folder in FOLDERS for own in stored(folder)):
-        if form not in record["scores"]:
-            continue
-        states = [state for state in record["states"] if "harm" in state]
-        for state, row in zip(states, record["scores"][form], strict=True):
-            if form in state["harm"]:
-                found.append(Case(state["harm"][form][0], state["belief"][form], state, row["pooled"]))
+        states = [state for state in record["states"] if form in state.get("harm", {})]
+        for state, row in zip(states, record["scores"][form] if states else (), strict=True):
+            value, low, _ = state["harm"][form]
+            found.append(Case(value > HARM and low > 0, state["belief"][form], state, row["pooled"]))
     return found
 
 
@@ -68,15 +68,34 @@ def separation(values: Sequence[float], harmful: Sequence[bool]) -> tuple[float,
     return area, float((high > np.quantile(low, 1 - FALSE_ALARMS)).mean())
 
 
-def table(form: str = "PACT, spread") -> list[str]:
-    """How well each signal tells harmful tasks from harmless ones."""
-    known = cases(form)
-    harmful = [case.harm > HARM for case in known]
+def interval(hits: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share, by Clopper and Pearson.
+
+    >>> [round(end, 2) for end in interval(0, 10)]
+    [0.0, 0.31]
+    """
+    low = float(beta.ppf(0.025, hits, n - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(0.975, hits + 1, n - hits)) if hits < n else 1.0
+    return low, high
+
+
+def table() -> list[str]:
+    """How well each signal tells harmful tasks from harmless ones, with one temperature and with a contrast."""
+    titles = dict(zip(FORMS, ("one temperature", "as it is"), strict=True))
+    known = {form: cases(form) for form in FORMS}
+    counts = [f"{titles[form]}: {sum(c.harmful for c in own)} of {len(own)}" for form, own in known.items()]
     lines = [
-        f"**Signals of harm: {sum(harmful)} harmful and {len(known) - sum(harmful)} harmless tasks**", "",
-        "| signal | area under the ROC curve | warns in harmful tasks, at 10 % of the harmless |", "|---|---|---|",
+        f"**Signals of harm. Harmful tasks, {'; '.join(counts)}**", "",
+        "| signal | " + " | ".join(f"{title}: area under the ROC curve | warns in harmful tasks" for title in
+                                   titles.values()) + " |",
+        "|---|" + "---|---|" * len(FORMS),
     ]  # fmt: skip
     for name, signal in SIGNALS.items():
-        area, share = separation([signal(case) for case in known], harmful)
-        lines.append(f"| {name} | {area:.2f} | {100 * share:.0f} % |")
+        cells = list[str]()
+        for own in known.values():
+            harmful = [case.harmful for case in own]
+            area, share = separation([signal(case) for case in own], harmful)
+            low, high = interval(round(share * sum(harmful)), sum(harmful))
+            cells.append(f"{area:.2f} | {100 * share:.0f} % ({100 * low:.0f} to {100 * high:.0f})")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines

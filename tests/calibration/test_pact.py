@@ -89,10 +89,13 @@ class TestFit:
         assert pact.result_.verdicts == (Verdict.OK,)
 
     def test_the_filter_by_hand(self):
-        """Every piece enters once, with its sampling error and its constant; that of T widens label shift's."""
-        world = World(6.0)
+        """Every piece enters once, with its sampling error and its constant; that of T widens label shift's.
+
+        With one temperature; with a contrast, in test_pact_filter.py.
+        """
+        world, c = World(6.0), PACTConstants.one_temperature()
         evidence = tcil.TCIL().evidence(world.model, world.memory(), world.draw(new_labels(80)), NEW)
-        state = PACTFilter.of(MEMO, 2.5, TARGET)
+        state = PACTFilter.of(MEMO, 2.5, TARGET, c)
         state.weigh(evidence)
 
         def combined(*pairs):
@@ -101,20 +104,20 @@ class TestFit:
 
         t, t_error, b, b_error = surrogate(evidence)
         log_t = combined(
-            (0.7, math.hypot(0.1, MEASURED.temperature_drift)),
-            (t, math.hypot(t_error, MEASURED.surrogate_temperature_error)),
+            (0.7, math.hypot(0.1, c.temperature_drift)),
+            (t, math.hypot(t_error, c.surrogate_temperature_error)),
         )
         seen = laplace(
-            evidence.valid[0][:, OLD:], evidence.valid[1] - OLD, log_t[0], log_t[1] ** 2 + MEASURED.new_class_error**2
+            evidence.valid[0][:, OLD:], evidence.valid[1] - OLD, log_t[0], log_t[1] ** 2 + c.new_class_error**2
         )
-        log_t = combined(log_t, (seen[0], math.hypot(seen[1], MEASURED.new_class_error)))
+        log_t = combined(log_t, (seen[0], math.hypot(seen[1], c.new_class_error)))
         assert (state.log_t.mean, math.sqrt(state.log_t.variance)) == pytest.approx(log_t)
         value, slope, error = label_shift(*evidence.valid, IS_NEW, log_t[0])
-        prior = 0.9 + 0.25, math.hypot(math.sqrt(0.02), MEASURED.bias_drift)
-        shift = value, math.hypot(error, MEASURED.label_shift_error, slope * log_t[1])
+        prior = 0.9 + 0.25, math.hypot(math.sqrt(0.02), c.bias_drift)
+        shift = value, math.hypot(error, c.label_shift_error, slope * log_t[1])
         # Nothing is known of the offset, so that it widens the surrogate's error.
-        offset = math.hypot(MEASURED.surrogate_offset, MEASURED.offset_drift)
-        bias = combined(prior, (b, math.hypot(b_error, MEASURED.surrogate_bias_error, offset)), shift)
+        offset = math.hypot(c.surrogate_offset, c.offset_drift)
+        bias = combined(prior, (b, math.hypot(b_error, c.surrogate_bias_error, offset)), shift)
         assert (state.bias.mean, math.sqrt(state.bias.variance)) == pytest.approx(bias)
 
     def test_without_a_magnitude_there_is_nosurrogate(self):
@@ -172,8 +175,8 @@ class TestFit:
             evidence = tcil.TCIL().evidence(world.model, world.memory(), world.draw(new_labels(80)), NEW)
             states = [PACTFilter.of(MEMO, 2.5, TARGET) for _ in range(2)]
             states[0].weigh(evidence)
-            states[1].surrogate(evidence)
             states[1].new_classes(evidence)
+            states[1].surrogate(evidence)
             assert states[0].log_t == states[1].log_t
             assert separation == 1.6 or states[0].bias != states[1].bias
 

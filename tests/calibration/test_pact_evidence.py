@@ -209,7 +209,7 @@ class TestReserve:
         rich = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=reserve)
         assert rich.result_.bias_error < 0.8 * plain.result_.bias_error
         assert [piece.source for piece in rich.result_.evidence] == [
-            "spread", "surrogate", "new classes", "label shift", "reserve",
+            "spread", "new classes", "surrogate", "label shift", "reserve",
         ]  # fmt: skip
         assert (rich.result_.n_reserve, plain.result_.n_reserve) == (80, 0)
         assert rich.history_ == plain.history_

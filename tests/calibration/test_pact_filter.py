@@ -14,14 +14,15 @@ from pact_worlds import DIMENSIONS, MEMO, NEW, OLD, OVERCONFIDENCE, TARGET, K, W
 from torch import nn
 
 import tcil
+from tcil.calibration.calibrators.maps import PriorAdjustedMap
 from tcil.calibration.calibrators.pact import PACTConstants, PACTFilter
 from tcil.calibration.calibrators.pact.constants import MEASURED
-from tcil.calibration.calibrators.pact.evidence import label_shift, laplace, surrogate
+from tcil.calibration.calibrators.pact.evidence import evened, label_shift, laplace, surrogate
 from tcil.calibration.calibrators.pact.filter import Belief, BiasBelief, Sum
 from tcil.calibration.exemplars import LogitSpread, centred_squares, open_exemplars
 from tcil.foundation.options import Verdict
 
-CONTRASTED = PACTConstants.with_contrast()
+ONE = PACTConstants.one_temperature()
 
 
 def spread(log=1.0, per_class=20.0):
@@ -68,7 +69,7 @@ class TestSpread:
         assert first.log_t.mean == pytest.approx(1 + math.log(MEASURED.spread_ratio))
         assert first.log_t.variance == pytest.approx(MEASURED.spread_error**2 + few**2)
         late = PACTFilter.of(None, 2.0, TARGET, spread=spread())
-        assert late.log_t.mean == first.log_t.mean
+        assert late.log_t.mean == pytest.approx(first.log_t.mean + MEASURED.spread_step)
         assert late.log_t.variance == pytest.approx(first.log_t.variance + MEASURED.late_spread_error**2)
 
     def test_log_t_moves_with_it_from_task_to_task(self):
@@ -79,8 +80,9 @@ class TestSpread:
         assert state.log_t.variance == pytest.approx(0.01 + MEASURED.spread_drift**2 + few**2)
         assert state.memo()["log_spread"] == 1.3
         first = {**memo, "bias": None, "log_imbalance": None}
-        state = PACTFilter.of(first, 2.5, TARGET, spread=spread(1.3, per_class=5))
-        assert state.log_t.variance == pytest.approx(0.01 + MEASURED.first_spread_drift**2 + few**2)
+        state = PACTFilter.of(first, 2.5, TARGET, ONE, spread(1.3, per_class=5))
+        assert state.log_t.mean == pytest.approx(0.7 + 0.3)
+        assert state.log_t.variance == pytest.approx(0.01 + ONE.first_spread_drift**2 + few**2)
 
     def test_a_memo_without_it_is_joined_with_what_it_says(self):
         """As version 0.2 left it."""
@@ -151,7 +153,7 @@ class TestContrast:
     @staticmethod
     def shrunk(factor, n_tasks=6):
         """PACT over tasks of one kind, after one without old classes; later the logits of new classes are shrunk."""
-        pact, results = tcil.PACT(constants=CONTRASTED), []
+        pact, results = tcil.PACT(), []
         for task in range(n_tasks):
             world = World(6.0 if task else 1.0)
             with torch.no_grad():
@@ -199,7 +201,7 @@ class TestContrast:
     def test_with_a_reserve_and_masked_classes(self):
         world = World(6.0)
         memory, valid, kept = world.memory(), world.draw(new_labels(100)), world.draw(torch.arange(8) % OLD)
-        pact = tcil.PACT(constants=CONTRASTED).fit(world.model, memory, valid, NEW, imbalance=6.0, reserve=kept)
+        pact = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=6.0, reserve=kept)
         assert pact.result_.evidence[-1].source == "reserve"
         assert pact.new_temperature_ != pact.temperature_
         with torch.no_grad():
@@ -225,8 +227,7 @@ class TestContrast:
                 return torch.log_softmax(world.model(x), dim=1) - 3 * x[:, :1]
 
         own, other = (
-            tcil.PACT(constants=CONTRASTED).fit(model, memory, valid, NEW, imbalance=6.0)
-            for model in (world.model, LogProbabilities())
+            tcil.PACT().fit(model, memory, valid, NEW, imbalance=6.0) for model in (world.model, LogProbabilities())
         )
         assert own.new_temperature_ != own.temperature_
         assert (own.temperature_, own.new_temperature_, own.bias_) == pytest.approx(
@@ -237,50 +238,62 @@ class TestContrast:
             found, wanted = own.predict_proba(LogProbabilities()(x)), own.predict_proba(world.model(x))
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
-    def test_a_part_of_what_the_first_task_said_of_the_ratio_is_kept(self):
-        memo = {**MEMO, "bias": None, "offset": None, "log_imbalance": None, "log_spread": 1.0}
-        log_t, variance = MEMO["log_temperature"]
-        for kept in (0.0, 0.5, 1.0):
-            c = replace(CONTRASTED, first_spread_kept=kept)
-            state = PACTFilter.of(memo, 2.5, TARGET, c, LogitSpread(1.2, 10.0))
-            own = math.log(c.spread_ratio) + 1.0
-            assert state.log_t.mean == pytest.approx(own + kept * (log_t - own) + c.spread_step + 0.2)
-            wide = kept**2 * variance + c.first_spread_drift**2 + (c.few_exemplars / 10) ** 2
-            assert state.log_t.variance == pytest.approx(wide)
+    @pytest.mark.parametrize("kept", [0.0, 0.5, 1.0])
+    @pytest.mark.parametrize("away", [0.2, -0.3, 1.45])
+    def test_a_part_of_what_the_first_task_said_of_the_ratio_is_kept(self, kept, away):
+        """And all that is beyond three errors: that network is of another kind."""
+        c = PACTConstants(first_spread_kept=kept)
+        own = math.log(c.spread_ratio) + 1.0
+        memo = {
+            **MEMO, "log_temperature": [own + away, 0.01], "bias": None, "offset": None, "log_imbalance": None,
+            "log_spread": 1.0,
+        }  # fmt: skip
+        state = PACTFilter.of(memo, 2.5, TARGET, c, LogitSpread(1.2, 10.0))
+        usual = min(away, 0.45)
+        assert state.log_t.mean == pytest.approx(own + away - (1 - kept) * usual + c.spread_step + 0.2)
+        wide = kept**2 * 0.01 + c.first_spread_drift**2 + (c.few_exemplars / 10) ** 2
+        assert state.log_t.variance == pytest.approx(wide)
+
+    def test_more_than_all_of_it_is_refused(self):
+        with pytest.raises(ValueError, match=r"constants.first_spread_kept: got 1.5; expected a number from 0 to 1"):
+            PACTConstants(first_spread_kept=1.5)
 
     def test_there_is_none_without_old_classes(self):
         world = World(1.0)
-        first = tcil.PACT(constants=CONTRASTED).fit(
-            world.model, world.memory(), world.draw(torch.arange(300) % K), range(K)
-        )
+        first = tcil.PACT().fit(world.model, world.memory(), world.draw(torch.arange(300) % K), range(K))
         assert first.new_temperature_ == first.temperature_
         assert first.history_["contrast"] is None
 
     def test_the_next_task_has_what_it_was_and_one_of_an_earlier_version_begins_anew(self):
         memo = {**MEMO, "contrast": [-0.3, 0.02]}
-        state = PACTFilter.of(memo, 2.5, TARGET, CONTRASTED)
+        state = PACTFilter.of(memo, 2.5, TARGET, MEASURED)
         assert (state.contrast.mean, state.contrast.variance) == (
-            -0.3, pytest.approx(0.02 + CONTRASTED.contrast_drift**2),
+            -0.3, pytest.approx(0.02 + MEASURED.contrast_drift**2),
         )  # fmt: skip
         assert state.memo()["contrast"] == [state.contrast.mean, state.contrast.variance]
-        state = PACTFilter.of(MEMO, 2.5, TARGET, CONTRASTED)
-        assert (state.contrast.mean, state.contrast.variance) == (0.0, pytest.approx(CONTRASTED.contrast_error**2))
-        plain = PACTFilter.of(memo, 2.5, TARGET)  # which has one temperature
+        state = PACTFilter.of(MEMO, 2.5, TARGET, MEASURED)
+        assert (state.contrast.mean, state.contrast.variance) == (0.0, pytest.approx(MEASURED.contrast_error**2))
+        plain = PACTFilter.of(memo, 2.5, TARGET, ONE)
         assert (plain.contrast.mean, plain.contrast.variance, plain.memo()["contrast"]) == (0.0, 0.0, None)
 
-    def test_by_default_all_classes_have_one_temperature(self):
+    def test_one_temperature_for_all_classes(self):
         world = World(6.0)
-        pact = tcil.PACT().fit(world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0)
+        data = world.memory(), world.draw(new_labels(100))
+        pact = tcil.PACT(constants=ONE).fit(world.model, *data, NEW, imbalance=6.0)
         assert pact.new_temperature_ == pact.temperature_ == pact.result_.new_temperature
-        own = tcil.PACT(constants=CONTRASTED).fit(
-            world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0
-        )
+        assert [piece.source for piece in pact.result_.evidence] == [
+            "spread",
+            "surrogate",
+            "new classes",
+            "label shift",
+        ]
+        own = tcil.PACT().fit(world.model, *data, NEW, imbalance=6.0)
         assert own.new_temperature_ == own.result_.new_temperature != own.temperature_
         assert [piece.source for piece in own.result_.evidence] == ["spread", "new classes", "surrogate", "label shift"]
 
     def test_the_filter_by_hand(self):
         """The new classes tell of log T and the contrast together; the others see logits that are evened by it."""
-        world, c = World(6.0), CONTRASTED
+        world, c = World(6.0), MEASURED
         evidence = tcil.TCIL().evidence(world.model, world.memory(), world.draw(new_labels(80)), NEW)
         state = PACTFilter.of(MEMO, 2.5, TARGET, c)
         state.weigh(evidence)
@@ -313,9 +326,7 @@ class TestContrast:
 
     def test_saved_and_loaded_with_the_rest(self, tmp_path):
         world = World(6.0)
-        pact = tcil.PACT(constants=CONTRASTED).fit(
-            world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0
-        )
+        pact = tcil.PACT().fit(world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0)
         again = tcil.load(pact.save(tmp_path / "pact.json"))
         assert (again.new_temperature_, again.result_) == (pact.new_temperature_, pact.result_)
         x, _ = world.draw(torch.arange(60) % K)
@@ -330,21 +341,31 @@ class TestContrast:
 
     def test_a_model_saved_by_an_earlier_version_has_one_temperature(self):
         world = World(6.0)
-        pact = tcil.PACT().fit(world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0)
-        wrapped = pact.wrap(world.model)
+        data = world.memory(), world.draw(new_labels(100))
+        wrapped = tcil.PACT(constants=ONE).fit(world.model, *data, NEW, imbalance=6.0).wrap(world.model)
         state = {name: value for name, value in wrapped.state_dict().items() if "new_temperature" not in name}
         assert len(state) == len(wrapped.state_dict()) - 1
-        other = tcil.PACT(constants=CONTRASTED).fit(
-            world.model, world.memory(), world.draw(new_labels(100)), NEW, imbalance=6.0
-        )
-        again = other.wrap(world.model)
+        again = tcil.PACT().fit(world.model, *data, NEW, imbalance=6.0).wrap(world.model)
         again.load_state_dict(state)
         x, _ = world.draw(torch.arange(20) % K)
         torch.testing.assert_close(again.eval()(x), wrapped.eval()(x))
 
+    def test_a_logit_far_below_the_others_has_no_effect_on_them(self):
+        """As a class that is masked by a number that is not recognised as a mask; there is no step on the way to it."""
+        is_new = torch.tensor([False, True, False, False])
+        mapping = PriorAdjustedMap(*(torch.tensor(v).double() for v in (2.0, 0.5)), is_new, torch.tensor(False),
+                                   torch.tensor(1.5).double())  # fmt: skip
+        low = [-10.0, -20.0, -40.0, -59.999, -60.001, -100.0, -300.0, -3e3]
+        z = torch.tensor([[0.0, 0.0, -2.0, value] for value in low]).double()
+        new = mapping(z).exp()[:, 1]
+        assert float(new.diff().abs()[3:].max()) < 1e-4 < float(new.diff().abs()[:2].min())
+        rows = evened((z, torch.zeros(len(z), dtype=torch.long)), is_new, math.log(0.75), 2.0)[0]
+        seen = torch.softmax(rows / 2 + 0.5 * ~is_new, dim=1)[:, 1]  # what the fit sees is what the map gives
+        torch.testing.assert_close(seen, new)
+
     def test_zero_may_be_a_tensor(self):
         for zero in (0, torch.tensor(0.0), np.float32(0.0)):
-            assert PACTConstants(contrast_error=zero) == PACTConstants()
+            assert PACTConstants(contrast_error=zero).contrast_error == 0.0
 
     @pytest.mark.parametrize("value", [-0.1, float("nan"), True, "0.1"])
     def test_constants_that_are_no_errors_are_refused(self, value):

@@ -35,7 +35,7 @@ def calibrators():
         "PACT, moving predictions": tcil.PACT(keep_predictions=False).fit(
             identity, memory, valid, [3, 4], imbalance=4.0
         ),
-        "PACT, with a contrast": tcil.PACT(constants=PACTConstants.with_contrast()).fit(
+        "PACT, one temperature": tcil.PACT(constants=PACTConstants.one_temperature()).fit(
             identity, memory, valid, [3, 4], imbalance=4.0
         ),
         "TemperatureScaling": tcil.TemperatureScaling().fit(logits, labels),
@@ -50,7 +50,7 @@ def calibrators():
 
 
 NAMES = (
-    "TCIL", "PACT", "PACT, moving predictions", "PACT, with a contrast", "TemperatureScaling",
+    "TCIL", "PACT", "PACT, moving predictions", "PACT, one temperature", "TemperatureScaling",
     "FirstTaskTemperatureScaling", "GroupTemperatureScaling", "EnsembleTemperatureScaling", "MulticlassIsotonic",
     "PerturbedTemperatureScaling",
 )  # fmt: skip

@@ -97,10 +97,10 @@ def step_seconds(
 
 
 def alone_seconds(model: nn.Module, shape: tuple[int, ...], layout: Layout, batch_size: int) -> float:
-    """The same by the time of one processor, with one thread: other processes hardly change it."""
+    """The same by the processor time of this thread alone: other processes hardly change it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return step_seconds(model, shape, layout, batch_size, time.process_time)
+        return step_seconds(model, shape, layout, batch_size, time.thread_time)
     finally:
         torch.set_num_threads(threads)

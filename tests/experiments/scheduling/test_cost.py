@@ -30,9 +30,17 @@ SMALL = {
 def test_a_busy_machine_does_not_make_runs_look_long(monkeypatch):
     """There a step of several threads takes many times as long; the time of one processor stays what it is."""
     monkeypatch.setattr(cost, "step_seconds", lambda *args: 1e6)
-    before = torch.get_num_threads()
     assert cost.seconds_per_image.__wrapped__("small_cnn", 8, (1, 8, 8)) < 100
-    assert torch.get_num_threads() == before
+
+
+def test_the_number_of_threads_is_left_as_it_is():
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        cost.seconds_per_image.__wrapped__("small_cnn", 8, (1, 8, 8))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 class Twice(ER):

@@ -20,6 +20,7 @@ from tcil.foundation.errors import invalid
 
 NARROW = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
+_FAR = 30.0  # temperatures, below the largest logit of a row
 _TEMPERATURES = (1e-100, 1e100)  # float32 logits range from 1e-45 to 3e38; far beyond, z / T is no longer finite
 
 
@@ -62,6 +63,22 @@ def _within_float32(z: Tensor) -> Tensor:
         return z.float()
     shifted = (z - z.amax(dim=1, keepdim=True)).clamp(min=least).masked_fill(z == -torch.inf, -torch.inf)
     return torch.where(fits.all(dim=1, keepdim=True), z, shifted).float()
+
+
+def centred(z: Tensor, temperature: Tensor | float) -> Tensor:
+    """The logits (N, K) about the mean of their row, over classes that are not masked.
+
+    In the mean no logit counts as more than 30 temperatures below the largest one: it has no probability, and a mask
+    that is not recognised as one would draw the mean away.
+
+    >>> centred(torch.tensor([[1.0, 3.0, -torch.inf], [0.0, 0.0, -900.0]]), 1.0)
+    tensor([[  -1.,    1.,  -inf],
+            [  10.,   10., -890.]])
+    """
+    below = z - z.amax(dim=1, keepdim=True)
+    alive = z != -torch.inf
+    counted = torch.where(alive, below.clamp(min=-_FAR * temperature), 0.0)
+    return below - counted.sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def log_softmax_at(z: Tensor, temperature: Tensor, top: Tensor | None = None) -> Tensor:
@@ -222,15 +239,11 @@ class GroupTemperatureMap(CalibrationMap):
         return log_softmax_at(z, temperature, top if z is logits else None)
 
 
-_FAR = 100.0  # temperatures below the largest logit
-
-
 class PriorAdjustedMap(CalibrationMap):
     """log q = log softmax(z / T + b [class is old]), with an option to keep the predictions of z.
 
-    New classes may have a temperature of their own, `new_temperature`; without it they have that of the old ones. Then
-    z is taken about the mean of its row, so that a number added to all logits of an image has no effect. Logits that
-    are 100 temperatures or more below the largest one are not counted.
+    By default new classes have the temperature of the old ones. Where they have one of their own, `new_temperature`, z
+    is taken about the mean of its row (`centred`), so that a number added to all logits of an image has no effect.
 
     With `keep`, the most probable class of z stays the most probable one, and its confidence is its probability under
     q. If another class is more probable, the other classes are mixed with the uniform distribution until none is. A
@@ -285,11 +298,9 @@ class PriorAdjustedMap(CalibrationMap):
         scaled = torch.addcmul(z / self.temperature, self.bias, ~self.is_new)
         if not recorded() and torch.equal(self.new_temperature, self.temperature):
             return scaled
-        # Logits far below the largest one would draw the mean away; their classes have no probability in any case.
-        alive = z >= z.amax(dim=1, keepdim=True) - _FAR * torch.maximum(self.new_temperature, self.temperature)
-        mean = torch.where(alive, z, 0.0).sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True).clamp(min=1)
-        further = (z - mean) * (1 / self.new_temperature - 1 / self.temperature)
-        return scaled + torch.where(alive & self.is_new, further, 0.0)
+        z = centred(z, self.temperature)
+        further = z / self.new_temperature - z / self.temperature
+        return scaled + torch.where(self.is_new & further.isfinite(), further, 0.0)
 
     def _kept(self, log_q: Tensor, z: Tensor) -> Tensor:
         """The log of q; if predictions are kept, the class of the largest z is the most probable one."""

@@ -14,7 +14,7 @@ def plan(study: StudyOptions, out: Out = Path("runs")) -> None:
     from tcil.experiments.runs.store import RunFolder
 
     for number, one in enumerate(study.runs(), start=1):
-        done = RunFolder(out / one.name).n_results
-        tasks = StoredSettings.of(one).n_tasks or 1
-        state = "finished" if done >= tasks else f"to do after task {done - 1}" if done else "to do"
+        folder, tasks = RunFolder(out / one.name), StoredSettings.of(one).n_tasks or 1
+        done = folder.n_done
+        state = "finished" if folder.n_results >= tasks else f"to do after task {done - 1}" if done else "to do"
         output.console.print(f"{number} {one.name} {state}", soft_wrap=True)

@@ -89,7 +89,7 @@ def _planned(needs: Sequence[tuple[int, Need]], runs: Mapping[str, StoredRun], o
 
     def tasks_of(settings: RunSettings) -> int:
         run = runs.get(settings.key)
-        return len(run.tasks) if run is not None else RunFolder(out / settings.name).n_done
+        return max(len(run.tasks) if run is not None else 0, RunFolder(out / settings.name).n_done)
 
     for number, need in needs:
         run = runs.get(need.settings.key)

@@ -203,7 +203,7 @@ class RunFolder:
 
     @property
     def n_done(self) -> int:
-        """How many tasks have rows, counted from the first without a gap, in a run that may be unfinished."""
+        """How many tasks have results: in the whole, or, of an unfinished run, from the first on without a gap."""
         return max(self.n_results, next(task for task in itertools.count() if not self.has_task_result(task)))
 
     def copy(self, name: str, other: RunFolder) -> bool:

@@ -141,17 +141,19 @@ def passes_as_released(settings: RunSettings) -> Passes:
 def seconds_per_image(network: str, batch_size: int, shape: tuple[int, ...]) -> float:
     """One training step of the network, measured: the best of three, or of fewer where they take long.
 
-    All threads of a process wait for the slowest, so that on a busy machine a step takes many times as long. One thread
-    by processor time is what a run has there.
+    All threads of a process wait for the slowest, so that on a busy machine a step takes many times as long. There the
+    processor time of one thread counts: what a run takes that has a core of its own.
     """
     layout, few, make = Layout.CHANNELS_LAST, 4, network_factory(network)
     shape = input_shape(make) or shape
     model = make(10).to(memory_format=layout.form)  # type: ignore[call-overload]
-    warm = min(alone_seconds(model, shape, layout, few) for _ in range(2))  # the first step of a process takes longer
-    batch_size = min(batch_size, LARGEST_BATCH, max(few, int(few * MOST_SECONDS / 3 / warm)))
+    warm = min(step_seconds(model, shape, layout, few) for _ in range(2))  # the first step of a process takes longer
+    batch_size = min(batch_size, LARGEST_BATCH, max(few, int(few * MOST_SECONDS / 6 / max(warm, 1e-6))))
     best, started = float("inf"), time.perf_counter()
     for _ in range(3):
-        best = min(best, *(measure(model, shape, layout, batch_size) for measure in (step_seconds, alone_seconds)))
+        # The clock of a thread may be too coarse for a small network, and then shows no time at all.
+        took = [measure(model, shape, layout, batch_size) for measure in (step_seconds, alone_seconds)]
+        best = min([best, *(seconds for seconds in took if seconds > 0)])
         if time.perf_counter() - started > MOST_SECONDS:
             break
     return best / batch_size

@@ -75,7 +75,7 @@ def plan(
             seconds = left * each
             seconds_in_all, passes_in_all = seconds_in_all + seconds, passes_in_all + left
             of = f"{last}" if last == len(stream) else f"{last} of {len(stream)}"
-            cells = ["to run", f"{of}, {one.done} done" if one.done else of, f"{left:,.0f}", clock(seconds)]
+            cells = ["to run", f"{of}, {min(one.done, last)} done" if one.done else of, f"{left:,.0f}", clock(seconds)]
             if speed is not None:
                 elsewhere += speed.seconds(settings.network, left)
                 cells.append(clock(speed.seconds(settings.network, left)))

@@ -85,8 +85,8 @@ class PACTResult(Record):
     >>> for piece in result.evidence:
     ...     print(piece.source)
     spread
-    surrogate
     new classes
+    surrogate
     label shift
     """
 
@@ -108,17 +108,21 @@ class PACT(Calibrator[PACTResult]):
 
     A network trained on many images of each new class and few of each old one behaves, on unseen images, as if old
     classes were rare. So `q = softmax(z / T + b [class is old])` is calibrated for a test set in which classes are
-    equally frequent, with b mostly between 0 (the learner balances by itself) and log(imbalance).
+    equally frequent, with b mostly between 0 (the learner balances by itself) and log(imbalance). Some learners shrink
+    the logits of new classes (WA, BiC), so T of new classes differs from that of old ones by a factor, exp(contrast).
 
-    T goes with the spread of the exemplars' logits (the root mean square about the mean of their row): it was 0.40 to
-    0.56 times it in nine of ten tasks of six learners, with 8 to 200 classes (docs/pact.md). Beyond that, each task
-    gives three pieces of evidence on log T and b, none of which needs data of old classes beyond the memory:
+    T of old classes goes with the spread of the exemplars' logits (the root mean square about the mean of their row):
+    one T for all was 0.40 to 0.56 times it in nine of ten tasks of six learners, with 8 to 200 classes (docs/pact.md).
+    Beyond that, each task gives three pieces of evidence on log T and b, none of which needs data of old classes beyond
+    the memory:
 
-    1. Surrogate: log T and b that minimise the cross-entropy of q on the validation set (new classes) together with
-       T-CIL's perturbed exemplars of old classes, every class counting equally.
-    2. New classes: the likelihood of log T on the validation set with the logits of the new classes alone. Their own
+    1. New classes: the likelihood of log T on the validation set with the logits of the new classes alone. Their own
        frequencies are equal, so it needs no b. It is taken in by Laplace's approximation at the combined mode, so that
-       a few images, all of them correct, cannot say that T is 0.
+       a few images, all of them correct, cannot say that T is 0. It tells of log T and the contrast together, each by
+       its share of what is not known. The other pieces see logits about the mean of their row, those of new classes
+       divided by exp(contrast).
+    2. Surrogate: log T and b that minimise the cross-entropy of q on the validation set (new classes) together with
+       T-CIL's perturbed exemplars of old classes, every class counting equally.
     3. Label shift: if q is calibrated, the odds of old against new classes, averaged over images of new classes (each
        class counting equally), are the ratio of the numbers of classes: E[q(old) / q(new)] = K_old / K_new. At the T
        known by then, that is one equation for b; what is not known of T adds to its error.
@@ -126,20 +130,16 @@ class PACT(Calibrator[PACTResult]):
     The error of each is its sampling error (the sandwich estimate; for the surrogate also that of the validation
     temperature which sets T-CIL's magnitude) and a measured constant (`PACTConstants`). The surrogate's b has an offset
     beside, which is the learner's, unknown at first, and learned from task to task by what label shift says. All are
-    combined, in this order, with what earlier tasks left (`history`), each weighed by its precision: a Kalman filter
-    for log T and one for b and the offset. Before any evidence T is 0.44 times the spread, with an error of 0.05 in log
-    T, and of 0.30 where the first fit is of a task with old classes (so fit after the first task too). Where logits do
-    not differ it is 1, with an error of 1. b, at the first task with old classes, has the mean and variance of a
-    uniform one between 0 and log(imbalance), and a measured variance beside. The answer of a task without old classes
-    itself takes the ratio to be less certain (0.15), because it varies more where there are few classes. From task to
-    task log T moves by the change of the log spread, b by half the change of log(imbalance), and
-    all drift by measured constants. A piece that its data do not identify is left out (the new classes where their
-    error is above 1). Pieces share their validation set, which the filter does not know.
-
-    Some learners (WA, BiC) shrink the logits of new classes, which then have a temperature of their own. With
-    `constants=PACTConstants.with_contrast()` PACT estimates it: its logarithm less log T is the *contrast*. The new
-    classes are then taken in first. They tell of log T and the contrast together, each by its share of what is not
-    known, and the other pieces see logits of new classes that are divided by exp(contrast).
+    combined, in this order, with what earlier tasks left (`history`), each weighed by its precision: Kalman filters for
+    log T, for the contrast, and for b and the offset. Before any evidence T is 0.41 times the spread, with an error of
+    0.15 in log T, and of 0.30 beside where the first fit is of a task with old classes (so fit after the first task
+    too). Where logits do not differ it is 1, with an error of 1. With the first old classes the ratio becomes 0.45, and
+    half of what the first task said of it is kept, because it varies more where there are few classes; b then has the
+    mean and variance of a uniform one between 0 and log(imbalance), and a measured variance beside. From task to task
+    log T moves by the change of the log spread, b by half the change of log(imbalance), and all drift by measured
+    constants. A piece that its data do not identify is left out (the new classes where their error is above 1). Pieces
+    share their validation set, which the filter does not know. With `constants=PACTConstants.one_temperature()` all
+    classes have one temperature, and the surrogate is taken in first.
 
     With `reserve`, a few images of old classes that were never trained on (one or two a class are enough to help), the
     method is PACT-R: the likelihood of q on reserve and validation set, every class counting equally, is combined with
@@ -167,13 +167,13 @@ class PACT(Calibrator[PACTResult]):
     device : str or torch.device, optional
         Where the network runs; by default where it is.
     constants : PACTConstants, optional
-        How far each piece of evidence is trusted, and how much T and b drift; by default as measured, with one
-        temperature. `PACTConstants.with_contrast()` for learners that shrink the logits of new classes.
+        How far each piece of evidence is trusted, and how much T and b drift; by default as measured.
+        `PACTConstants.one_temperature()` for one temperature for all classes.
 
     Attributes
     ----------
     temperature_, bias_, new_temperature_ : float
-        What q is made of; the last divides the logits of new classes, and is the first by default.
+        What q is made of; the last divides the logits of new classes.
     result_ : PACTResult
         What was found, with its verdicts and the pieces of evidence.
     classes_ : tuple of int
@@ -199,7 +199,7 @@ class PACT(Calibrator[PACTResult]):
     >>> valid = draw(2 + torch.arange(200) % 2)
     >>> pact = tcil.PACT().fit(network, memory, valid, new_classes=[2, 3], imbalance=110 / 10)
     >>> pact.temperature_ > 1, pact.bias_ > 0, [piece.source for piece in pact.result_.evidence]
-    (True, True, ['spread', 'surrogate', 'new classes', 'label shift'])
+    (True, True, ['spread', 'new classes', 'surrogate', 'label shift'])
     >>> kept = draw(torch.arange(4) % 2)                                       # two images of each old class: PACT-R
     >>> surer = tcil.PACT().fit(network, memory, valid, new_classes=[2, 3], imbalance=110 / 10, reserve=kept).result_
     >>> surer.evidence[-1].source, surer.bias_error < pact.result_.bias_error

@@ -10,10 +10,11 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
+from tcil.calibration.calibrators.maps import centred
 from tcil.calibration.calibrators.pact.constants import MEASURED
 from tcil.calibration.calibrators.tcil import TCILEvidence
 from tcil.calibration.temperature import solve_temperature
-from tcil.foundation.arrays import without_masked
+from tcil.foundation.arrays import mask_out, without_masked
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
 
@@ -49,20 +50,19 @@ class PACTEvidence(Record):
     bias_error: float | None
 
 
-def evened(rows: Labelled, is_new: Tensor, contrast: float) -> Labelled:
+def evened(rows: Labelled, is_new: Tensor, contrast: float, temperature: float) -> Labelled:
     """The rows with the logits of new classes divided by exp(contrast): they then have the temperature of the old ones.
 
-    Logits are taken about the mean of their row, as `PriorAdjustedMap` does.
+    Logits are taken about the mean of their row, by the function that `PriorAdjustedMap` uses.
 
     >>> rows = torch.tensor([[3.0, 7.0]]), torch.tensor([1])
-    >>> evened(rows, torch.tensor([False, True]), math.log(2))[0]
+    >>> evened(rows, torch.tensor([False, True]), math.log(2), temperature=1.0)[0]
     tensor([[-2.,  1.]], dtype=torch.float64)
     """
     if contrast == 0.0:
         return rows
-    logits = rows[0].double()
-    centred = logits - logits.mean(dim=1, keepdim=True)
-    return centred * torch.where(is_new, math.exp(-contrast), 1.0).double(), rows[1]
+    scale = torch.where(is_new, math.exp(-contrast), 1.0).double()
+    return centred(mask_out(rows[0].double()), temperature) * scale, rows[1]
 
 
 def surrogate(evidence: TCILEvidence) -> tuple[float, float, float, float] | None:

@@ -323,7 +323,7 @@ class PACTFilter:
 
     def _evened(self, evidence: TCILEvidence, rows: Labelled) -> Labelled:
         """Logits of which all classes have one temperature, by the contrast as it is believed now."""
-        return evened(rows, evidence.is_new, self.contrast.mean)
+        return evened(rows, evidence.is_new, self.contrast.mean, math.exp(self.log_t.mean))
 
 
 def _prior(target: TemperatureFit, constants: PACTConstants, spread: LogitSpread | None, *, late: bool) -> Belief:
@@ -351,9 +351,13 @@ def _moved(history: History, constants: PACTConstants, spread: LogitSpread | Non
     log_t, before = Belief(*history["log_temperature"]), history.get("log_spread")
     if spread is not None and before is not None:
         drift = constants.spread_drift
-        if rehearsal_begins:  # with old classes the ratio is another, of which this one tells a part
-            expected, kept = math.log(constants.spread_ratio) + before, constants.first_spread_kept
-            log_t = Belief(log_t.mean - (1 - kept) * (log_t.mean - expected), kept**2 * log_t.variance)
+        if rehearsal_begins:
+            # With old classes the ratio is another, of which the first one tells a part; beyond three errors it belongs
+            # to a network of another kind, and is kept.
+            away, most = log_t.mean - math.log(constants.spread_ratio) - before, constants.most_surprise
+            usual = min(max(away, -most * constants.spread_error), most * constants.spread_error)
+            kept = constants.first_spread_kept
+            log_t = Belief(log_t.mean - (1 - kept) * usual, kept**2 * log_t.variance)
             log_t.move(constants.spread_step, 0.0)
             drift = constants.first_spread_drift
         log_t.move(spread.log - before, math.hypot(drift, constants.few_exemplars / spread.per_class))
