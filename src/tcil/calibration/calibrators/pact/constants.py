@@ -16,9 +16,9 @@ class PACTConstants:
 
     They come from development runs of six learners (docs/pact.md): most are near those under which the T and b that
     fit the test set best are most likely. `spread_error`, `first_spread_kept` and those of label shift were chosen on
-    these runs, `late_spread_error` and the last three beforehand. Errors and drifts are standard deviations of natural logarithms; an `error` is what a piece is off by
-    beyond its sampling error, which is computed. On networks of quite another kind, measure them anew on runs whose
-    test labels are known.
+    these runs, `late_spread_error` and the last three beforehand. Errors and drifts are standard deviations of natural
+    logarithms; an `error` is what a piece is off by beyond its sampling error, which is computed. On networks of quite
+    another kind, measure them anew on runs whose test labels are known.
 
     Parameters
     ----------
