@@ -11,14 +11,7 @@ from tcil.foundation.files import replace_file
 PAGES = {
     "docs/pact.md": ("spread", "round-eight", "verdicts"),
     "docs/pact-history.md": (
-        "one-temperature",
-        "round-seven",
-        "round-six",
-        "final",
-        "small",
-        "sizes",
-        "imbalance",
-        "draws",
+        "one-temperature", "round-seven", "round-six", "final", "small", "sizes", "imbalance", "draws",
     ),
 }  # fmt: skip
 

@@ -35,14 +35,15 @@ def learners(records: Sequence[dict[str, Any]]) -> list[str]:
 def ratio_errors(records: Sequence[dict[str, Any]], name: str, which: int) -> list[float]:
     """(estimate - oracle) / claimed error, of log T (0) or b (1); the oracle has the contrast of the estimate."""
     return [
-        (state["belief"][name][2 * which] - _oracle(state, name)[which]) / state["belief"][name][2 * which + 1]
+        (state["belief"][name][2 * which] - oracle_of(state, name)[which]) / state["belief"][name][2 * which + 1]
         for record in records
         for state in record["states"]
         if "belief" in state
     ]
 
 
-def _oracle(state: dict[str, Any], name: str) -> list[float]:
+def oracle_of(state: dict[str, Any], name: str) -> list[float]:
+    """log T and b that fit the test set best, with the contrast that a form believes in."""
     contrast = state.get("contrast", {}).get(name)
     return list(state["oracle"] if contrast is None else contrast[1:])
 

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.stats import beta
 
 from research.pact.measuring import stored
+from research.pact.tables import oracle_of
 
 FOLDERS = ("round-six", "round-seven", "round-eight")
 FORMS = ("PACT, spread", "PACT, centred")  # of rounds six and eight
@@ -26,6 +27,7 @@ class Case(NamedTuple):
     harmful: bool
     belief: list[float]  # log T, its error, b, its error, the largest surprise
     state: dict[str, Any]
+    oracle: float  # log T
     ece: float
 
 
@@ -35,7 +37,7 @@ SIGNALS: dict[str, Callable[[Case], float]] = {
     "claimed error of b": lambda case: case.belief[3],
     "surrogate and new classes differ in log T": lambda case: _differ(case.state),
     "a small log T": lambda case: -case.belief[0],
-    "the true error of log T (test labels)": lambda case: abs(case.belief[0] - case.state["oracle"][0]),
+    "the true error of log T (test labels)": lambda case: abs(case.belief[0] - case.oracle),
     "the true ECE of PACT (test labels)": lambda case: case.ece,
 }
 
@@ -52,7 +54,8 @@ def cases(form: str) -> list[Case]:
         states = [state for state in record["states"] if form in state.get("harm", {})]
         for state, row in zip(states, record["scores"][form] if states else (), strict=True):
             value, low, _ = state["harm"][form]
-            found.append(Case(value > HARM and low > 0, state["belief"][form], state, row["pooled"]))
+            truth = oracle_of(state, form)[0]
+            found.append(Case(value > HARM and low > 0, state["belief"][form], state, truth, row["pooled"]))
     return found
 
 
