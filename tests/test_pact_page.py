@@ -6,7 +6,7 @@ import pytest
 
 from conftest import ROOT
 from research import pact
-from research.pact import verdicts
+from research.pact import rounds, verdicts
 from research.pact.__main__ import tables_of
 
 
@@ -42,3 +42,24 @@ def test_a_signal_of_harm_is_judged_at_ten_per_cent_of_false_alarms():
     area, share = verdicts.separation([*range(100), 95.5, 50.0], [False] * 100 + [True] * 2)
     assert area == pytest.approx((96 + 50.5) / 200)
     assert share == 0.5
+
+
+def test_a_rule_counts_harmful_tasks_of_both_forms_together_or_each_by_itself():
+    harm = {
+        "PACT": 1.5,
+        "PACT, round six": 0.5,
+        "PACT-R": 0.5,
+        "PACT-R, round six": 1.5,
+    }  # PACT loses one, PACT-R wins one
+    record = {
+        "about": {"learner": "er"},
+        "scores": {name: [{"pooled": 2.0, "group": 3.0 - ("six" not in name)}] for name in harm},
+        "states": [{"n_test": 5_000, "harm": {name: (value, 0.1, value) for name, value in harm.items()}}],
+    }
+    parts = {rounds.LETTERS: [record]}
+    assert rounds.rule(rounds.EIGHT, parts)[-3:] == [
+        "| both | PACT and PACT-R | | | 1 (1) | yes |", "", "The rule as a whole: passed.",
+    ]  # fmt: skip
+    apart = [line for line in rounds.rule(rounds.SEVEN, parts) if line.startswith("| both")]
+    assert apart == ["| both | PACT | | | 1 (0) | no |", "| both | PACT-R | | | 0 (1) | yes |"]
+    assert rounds.rule(rounds.SEVEN, parts)[-1] == "The rule as a whole: not passed."
