@@ -43,7 +43,7 @@ TABLES = ("ece", "ece_predicted_old", "ece_predicted_new", "accuracy")
 HEAD = """# Results
 
 Written by `make results` from the JSON files under `docs/results/`. Nothing on this page is typed in by hand except the
-words around the numbers. All runs were made with this code on two shared CPU cores. *Optimal TS* is the oracle: one
+words around the numbers. All runs were made by this project on two shared CPU cores. *Optimal TS* is the oracle: one
 temperature fitted to the test labels. PACT is ours, the other calibrators are the paper's. Unless a table says
 otherwise, numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version
 0.2.0: their learners ([what has changed](learners.md)) and their PACT are of that version. **PACT was developed on
@@ -163,7 +163,7 @@ def summary(found: Sequence[Source]) -> Iterator[str]:
     yield "## Summary\n"
     for source in [*found, *filter(None, [compact()])]:
         seeds = sorted({len(study.runs) for study in source.by_learner.values()})
-        count = f"{' or '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''}"
+        count = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seed{'s' * (seeds != [1])}"
         told = ", ".join(
             f"{TITLES[name]} {value:.1f}"
             for name in ("vanilla", "ts", "t-cil", "pact", "optimal-ts")

@@ -28,7 +28,9 @@ PAGES = sorted(
 FENCE = re.compile(r"^(?P<fence>`{3,}|:{3,})(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=fence)[ ]*$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 ENVIRONMENT = r"(?:[A-Z_]+=\S+ )*"  # before a command
-QUICK_EXAMPLES = {"plot_1_plain_loop", "plot_2_reliability_by_group", "plot_3_tcil_step_by_step"}
+QUICK_EXAMPLES = {
+    "plot_1_plain_loop", "plot_2_reliability_by_group", "plot_3_tcil_step_by_step", "plot_4_pact_evidence",
+}  # fmt: skip
 EXAMPLES = sorted((ROOT / "examples" / "gallery").glob("plot_*.py"))
 
 

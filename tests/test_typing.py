@@ -87,3 +87,4 @@ def test_metrics() -> None:
     probs = tcil.TemperatureScaling().fit(LOGITS, LABELS).predict_proba(LOGITS)
     assert isinstance(assert_type(tcil.metrics.accuracy(probs, LABELS), tcil.metrics.Score), float)
     assert_type(tcil.metrics.calibration_estimate(probs, LABELS), tcil.metrics.CalibrationEstimate)
+    assert_type(tcil.metrics.compare_calibration(probs, probs, LABELS), tcil.metrics.CalibrationComparison)

@@ -2,9 +2,9 @@
 PACT's evidence from task to task
 =================================
 
-PACT estimates two numbers: a temperature T, and a bias b that is added to the scaled logits of old classes. After each
-task it weighs several pieces of evidence by their errors and carries the result to the next task. This example shows
-what each piece says.
+PACT estimates a temperature T for old classes, one for new classes, and a bias b that is added to the scaled logits of
+old classes. After each task it weighs several pieces of evidence by their errors and carries the result to the next
+task. This example shows what each piece says.
 """
 
 import matplotlib.pyplot as plt
@@ -21,7 +21,8 @@ found = []
 for task in tasks():
     pact.partial_fit(task.model, task.memory, task.valid, task.new_classes, imbalance=task.imbalance)
     found.append(pact.result_)
-    print(f"imbalance {task.imbalance:4.1f}:  T = {pact.temperature_:.2f},  b = {pact.bias_:.2f}")
+    of_each = f"T = {pact.temperature_:.2f} (new classes {pact.new_temperature_:.2f}),  b = {pact.bias_:.2f}"
+    print(f"imbalance {task.imbalance:4.1f}:  {of_each}")
 
 # %%
 # For comparison, the oracle: the T and b that fit the test labels best.
@@ -50,12 +51,16 @@ best = [oracle(task) for task in tasks()]
 # %%
 # The points are pieces of evidence with their standard errors, the band is PACT's answer, the line is the oracle.
 #
+# - **spread**: T goes with the spread of the exemplars' logits, which is known before any other evidence;
 # - **surrogate**: the fit on the validation set and T-CIL's perturbed exemplars of old classes;
-# - **new classes**: the temperature among the new classes alone;
+# - **new classes**: the temperature among the new classes alone, which is that of the new classes;
 # - **label shift**: how often images of new classes are taken for old ones;
 # - **history**: the answer of the previous task, with some drift allowed.
 
-colours = {"history": "grey", "surrogate": "tab:blue", "new classes": "tab:green", "label shift": "tab:red"}
+colours = {
+    "history": "grey", "spread": "tab:brown", "surrogate": "tab:blue", "new classes": "tab:green",
+    "label shift": "tab:red",
+}  # fmt: skip
 figure, panels = plt.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
 views = (
     (panels[0], "log T", "log_temperature", lambda r: torch.tensor(r.temperature).log().item(), 0),
@@ -79,7 +84,7 @@ for panel, name, field, answer, place in views:
 for source, colour in colours.items():
     panels[0].plot([], [], "o", color=colour, label=source)
 panels[0].fill_between([], [], [], color="gold", alpha=0.4, label="PACT")
-panels[0].legend(ncols=3)
+figure.legend(ncols=7, loc="outside upper center")
 panels[1].set(xlabel="task", xticks=range(len(found)))
 plt.show()
 

@@ -55,18 +55,8 @@ def scores(log_probs: Tensor, known: Known) -> dict[str, float]:
 
 def harm_interval(ours: Tensor, other: Tensor, labels: Tensor) -> tuple[float, float]:
     """The 95 % bootstrap interval, over test images, of the difference in pooled ECE, in percent."""
-    rng, n = np.random.default_rng(0), len(labels)
-    sides = []
-    for log_probs in (ours, other):
-        confidence, predicted = log_probs.exp().max(dim=1)
-        place = np.clip(np.ceil(10 * confidence.numpy()).astype(int) - 1, 0, 9)
-        sides.append((place, confidence.numpy() - (predicted == labels).double().numpy()))
-    draws = []
-    for _ in range(200):
-        weight = rng.multinomial(n, np.full(n, 1 / n))
-        eces = [np.abs(np.bincount(place, weight * gap, minlength=10)).sum() / n for place, gap in sides]
-        draws.append(100 * (eces[0] - eces[1]))
-    return float(np.quantile(draws, 0.025)), float(np.quantile(draws, 0.975))
+    found = tcil.metrics.compare_calibration(other.exp(), ours.exp(), labels, n_resamples=200)
+    return 100 * found.low, 100 * found.high
 
 
 def with_reserve(task: FinishedTask, drawn: dict[int, Tensor], seed: int) -> FinishedTask:

@@ -229,7 +229,11 @@ def test_hostile_groups_labels_and_classes(given, name, odd):
 
 
 @cases(test=30, fuzz=300)
-@given(scored(), st.sampled_from(["ece", "bins", "floor", "estimate", "risk", "groups"]), st.sampled_from(ODD_NUMBERS))
+@given(
+    scored(),
+    st.sampled_from(["ece", "bins", "floor", "estimate", "comparison", "risk", "groups"]),
+    st.sampled_from(ODD_NUMBERS),
+)
 def test_hostile_options(given, name, odd):
     probs, labels = given.logits, given.labels
     calls = {
@@ -237,6 +241,7 @@ def test_hostile_options(given, name, odd):
         "bins": lambda: metrics.reliability_bins(probs, labels, n_bins=odd),
         "floor": lambda: metrics.noise_floor(probs, n_draws=3, seed=odd),
         "estimate": lambda: metrics.calibration_estimate(probs, labels, level=odd, n_resamples=5),
+        "comparison": lambda: metrics.compare_calibration(probs, probs, labels, level=odd, n_resamples=5),
         "risk": lambda: metrics.risk_at_coverage(probs, labels, coverage=odd),
         "groups": lambda: metrics.predicted_groups(probs, new_classes=odd),
     }

@@ -325,6 +325,61 @@ class TestNoise:
         assert whole.by_group["old"] == alone
 
 
+def two_classes(confidence):
+    return np.stack([confidence, 1 - confidence], axis=1)
+
+
+class TestComparison:
+    def test_a_difference_that_is_there_is_told(self):
+        rng = np.random.default_rng(7)
+        accuracy = rng.uniform(0.5, 0.8, 1000)
+        labels = (rng.random(1000) >= accuracy).astype(int)
+        good, poor = two_classes(accuracy), two_classes(accuracy + 0.15)
+        found = metrics.compare_calibration(poor, good, labels)
+        assert found.verdict == "better"
+        assert found.before == metrics.expected_calibration_error(poor, labels)
+        assert found.after == metrics.expected_calibration_error(good, labels)
+        assert found.difference == found.after - found.before
+        assert found.n == 1000
+        back = metrics.compare_calibration(good, poor, labels)
+        assert (back.low, back.high, back.verdict) == (pytest.approx(-found.high), pytest.approx(-found.low), "worse")
+
+    def test_equal_errors_are_seldom_told_apart(self):
+        """Over- and under-confident by 0.05: 5 % of verdicts should be wrong, 6 of 120."""
+        rng, told = np.random.default_rng(8), 0
+        for trial in range(120):
+            accuracy = rng.uniform(0.6, 0.9, 400)
+            labels = (rng.random(400) >= accuracy).astype(int)
+            above, below = two_classes(accuracy + 0.05), two_classes(accuracy - 0.05)
+            told += metrics.compare_calibration(above, below, labels, n_resamples=200, seed=trial).verdict != "not told"
+        assert told <= 14
+
+    def test_a_model_and_itself(self):
+        found = metrics.compare_calibration(PROBS, PROBS, LABELS, n_resamples=50)
+        assert (found.difference, found.low, found.high, found.verdict) == (0, 0, 0, "not told")
+
+    def test_groups_and_weights(self):
+        groups, flat = metrics.predicted_groups(PROBS, new_classes=[5, 6]), np.full_like(PROBS, 1 / PROBS.shape[1])
+        whole = metrics.compare_calibration(PROBS, flat, LABELS, groups=groups, n_resamples=100)
+        rows = groups == "old"
+        alone = metrics.compare_calibration(PROBS[rows], flat[rows], LABELS[rows], n_resamples=100)
+        assert whole.by_group["old"] == alone
+        weighted = metrics.compare_calibration(PROBS, flat, LABELS, sample_weight=rows.astype(float), n_resamples=100)
+        assert (weighted.low, weighted.high) == (pytest.approx(alone.low), pytest.approx(alone.high))
+
+    @pytest.mark.parametrize(
+        ("after", "message"),
+        [
+            (PROBS[:, :-1] / PROBS[:, :-1].sum(axis=1, keepdims=True), "after: got 6 classes; expected 7, as before"),
+            (np.log(PROBS), "after: got values from"),
+            (PROBS[:5], "labels: got"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, after, message):
+        with pytest.raises(ValueError, match=message):
+            metrics.compare_calibration(PROBS, after, np.minimum(LABELS, 5))
+
+
 def test_predicted_groups_in_label_space():
     groups = metrics.predicted_groups([[0.1, 0.9], [0.8, 0.2]], new_classes=[40], classes=[7, 40])
     assert groups.tolist() == ["new", "old"]

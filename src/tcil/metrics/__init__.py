@@ -20,10 +20,17 @@ from tcil.metrics.likelihood import BrierParts, accuracy, brier_parts, brier_sco
 from tcil.metrics.reliability import ReliabilityBins, reliability_bins
 from tcil.metrics.sample import Score, predicted_groups
 from tcil.metrics.selective import area_under_risk_coverage, risk_at_coverage
-from tcil.metrics.uncertainty import CalibrationEstimate, calibration_estimate, noise_floor
+from tcil.metrics.uncertainty import (
+    CalibrationComparison,
+    CalibrationEstimate,
+    calibration_estimate,
+    compare_calibration,
+    noise_floor,
+)
 
 __all__ = [
     "BrierParts",
+    "CalibrationComparison",
     "CalibrationEstimate",
     "ReliabilityBins",
     "Score",
@@ -34,6 +41,7 @@ __all__ = [
     "brier_score",
     "calibration_estimate",
     "classwise_calibration_error",
+    "compare_calibration",
     "confidence_gap",
     "debiased_calibration_error",
     "expected_calibration_error",

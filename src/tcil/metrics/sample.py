@@ -70,10 +70,15 @@ class Sample:
 
     @classmethod
     def checked(
-        cls, probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None, classes: Iterable[Any] | None
+        cls,
+        probs: ArrayLike,
+        labels: ArrayLike,
+        sample_weight: ArrayLike | None,
+        classes: Iterable[Any] | None,
+        argument: str = "probs",
     ) -> Self:
         """A sample from validated user input, without the rows of weight 0."""
-        rows = as_probabilities(probs)
+        rows = as_probabilities(probs, argument)
         names = None if classes is None else as_classes(classes, "classes")
         if names is not None and len(names) != rows.shape[1]:
             raise invalid("classes", f"{len(names)} labels", f"{rows.shape[1]}, one for each column")

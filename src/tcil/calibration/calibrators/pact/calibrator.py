@@ -65,7 +65,7 @@ class PACTResult(Record):
     n_reserve : int
         Images of old classes in the reserve.
     new_temperature : float or None
-        What divides the logits of new classes, instead of `temperature`; the same by default. None in results of
+        What divides the logits of new classes, instead of `temperature`; about the same. None in results of
         earlier versions.
 
     Examples

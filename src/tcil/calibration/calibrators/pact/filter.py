@@ -137,7 +137,7 @@ class BiasBelief:
 class PACTFilter:
     """What is believed of log T, and of b and the contrast once there are old classes.
 
-    The contrast is log(T of new classes / T of old ones); by default all classes have one temperature, and it is 0.
+    The contrast is log(T of new classes / T of old ones); with `PACTConstants.one_temperature()` it is 0.
     `weigh` takes in all that a task tells; `surrogate`, `new_classes` and `label_shift` one piece each, in this order,
     the new classes first where they tell the contrast.
     `surprises` are the errors by which this task's pieces were away from what was believed before each.
