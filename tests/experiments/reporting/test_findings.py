@@ -70,9 +70,9 @@ class TestOneStudy:
             " 3 tasks, one seed); without calibration it is 20.0 %.",
             "The noise floor is 2.0 %: the ECE that a perfectly calibrated model would show on these test images by"
             " chance; the oracle is 0.4 points above it and PACT 1.1 points.",
-            "One temperature hides the difference between old and new classes: with the best single temperature the"
-            " ECE is 2.4 % on all images, but 14.0 % on those predicted as old classes and 9.7 % on those predicted as"
-            " new; with PACT 4.0 % and 5.0 %.",
+            "One temperature hides the difference between old and new classes: over the tasks with old ones, with the"
+            " best single temperature the ECE is 2.4 % on all images, but 14.0 % on those predicted as old classes and"
+            " 9.7 % on those predicted as new; with PACT 4.0 % and 5.0 %.",
         )
 
     def test_which_group_is_over_confident_is_said_where_it_is_known(self):
@@ -144,6 +144,22 @@ class TestOneStudy:
         assert floor.endswith("; TS is 10.0 points above it.")
         assert "with the network as trained the ECE is 20.0 % on all images, but 22.0 %" in hidden
 
+    def test_groups_are_compared_over_the_same_tasks(self):
+        """The first task, where every image is predicted as new, counts for neither group."""
+        one = study(USUAL | {"optimal-ts": (2.4, 14.0, 9.7)})
+        first = one.runs[0].result.tasks[0].calibrators["optimal-ts"]
+        eased = first.model_copy(update={"ece": 0.0, "ece_predicted_old": None, "ece_predicted_new": 0.0})
+        one.runs[0].result.tasks[0].calibrators["optimal-ts"] = eased
+        hidden = told(one)[2]
+        assert "the ECE is 2.4 % on all images, but 14.0 % on those predicted as old classes and 9.7 % on" in hidden
+
+    def test_a_handful_of_images_is_no_group(self):
+        few = bins(-0.1) | {"count": [0] * 5 + [3] + [0] * 4}
+        hidden = told(
+            study(USUAL, **{"optimal-ts": {"bins_predicted_old": few}, "vanilla": {"bins_predicted_old": few}})
+        )
+        assert hidden[2].startswith("What one temperature hides is not known: not after every task were there 20")
+
     def test_where_nothing_is_hidden(self):
         hidden = told(study(USUAL | {"optimal-ts": (2.4, 2.5, 2.6)}))[2]
         assert hidden.startswith("One temperature hides little of the difference between old and new classes")
@@ -176,7 +192,9 @@ class TestSeveralStudies:
         )
         assert "The noise floor is 1.0 to 2.0 %" in floor
         assert floor.endswith("; the oracle is 0.4 to 1.4 points above it.")
-        assert hidden.startswith("One temperature hides the difference between old and new classes in 3 of 3 studies")
+        assert hidden.startswith("One temperature hides the difference between old and new classes in 3 of 3 studies:")
+        few = {name: {"bins_predicted_old": bins(-0.1) | {"count": [0] * 5 + [3] + [0] * 4}} for name in USUAL}
+        assert "in 1 of 1 studies in which it is known (of 2): over" in told(study(USUAL), study(USUAL, **few))[2]
 
     def test_odd(self):
         nothing = study({"vanilla": None, "ts": None})

@@ -14,24 +14,32 @@ from tcil.experiments.reporting.collect import Study
 from tcil.experiments.reporting.guessing import Guessing, guessing
 from tcil.experiments.reporting.statistics import Spread, paired_difference
 from tcil.experiments.runs.catalogue import ALL_DATA, AS_TRAINED
-from tcil.experiments.runs.results import RANKED, Bins
+from tcil.experiments.runs.results import RANKED, Bins, CalibratorRow
 
 ORACLE = "optimal-ts"
 LEVEL = 0.05  # points: a smaller difference rounds to 0.0
+FEWEST = 20  # images of a group in a task below which its error is mostly chance
 _GROUPS_NOT_KNOWN = (
-    "What one temperature hides is not known: not every task has an error of images predicted as old and of images"
-    " predicted as new classes."
+    "What one temperature hides is not known: not after every task were there"
+    f" {FEWEST} images predicted as old and {FEWEST} predicted as new classes."
 )
+_GROUPS = ("old", "new")
 HIDDEN = 1.0  # points that the error of old or of new classes must be above that of all images to be told
 
 
 @dataclass(frozen=True)
 class Level:
-    """A calibrator's errors in percent, means over tasks by run; of groups only where all tasks have them."""
+    """A calibrator's errors in percent, means over tasks by run.
+
+    `later`, `old` and `new` are over the tasks with old classes alone, so that they can be compared: the errors of all
+    images and of those predicted as old and as new classes. Those of groups are there where every such task has them,
+    of enough images.
+    """
 
     name: str
     title: str
     ece: tuple[float, ...]
+    later: tuple[float, ...] = ()
     old: tuple[float, ...] = ()
     new: tuple[float, ...] = ()
     gap_old: float | None = None
@@ -121,9 +129,29 @@ def _level(study: Study, name: str) -> Level | None:
     ece = _percents(study, name, "ece")
     if name not in titles or not ece:
         return None
-    old, new = (_percents(study, name, f"ece_predicted_{group}") for group in ("old", "new"))
-    gaps = (_gap(study, name, group) for group in ("old", "new"))
-    return Level(name, titles[name].title, ece, old, new, *gaps)
+    old, new = (() if _few(study, name, group) else _later(study, name, f"ece_predicted_{group}") for group in _GROUPS)
+    gaps = (_gap(study, name, group) for group in _GROUPS)
+    return Level(name, titles[name].title, ece, _later(study, name, "ece"), old, new, *gaps)
+
+
+def _later(study: Study, name: str, metric: str) -> tuple[float, ...]:
+    """The means of the runs over the tasks with old classes, if each has a value."""
+    by_run = [run.values(name, metric)[1:] for run in study.runs]
+    known = [[100 * value for value in values if value is not None] for values in by_run]
+    whole = all(len(values) == study.n_tasks - 1 for values in known)
+    return tuple(sum(values) / len(values) for values in known) if whole and study.n_tasks > 1 else ()
+
+
+def _few(study: Study, name: str, group: str) -> bool:
+    """Whether some task with old classes has hardly an image of a predicted group."""
+    diagrams = [bins for row in _rows(study, name, first=1) if (bins := row.diagram(group)) is not None]
+    return any(sum(bins.count) < FEWEST for bins in diagrams)
+
+
+def _rows(study: Study, name: str, first: int = 0) -> list[CalibratorRow]:
+    """What a calibrator answered in all runs, from a task on."""
+    answers = [task.answer(name) for run in study.runs for task in run.tasks[first:]]
+    return [row for row in answers if row is not None]
 
 
 def _percents(study: Study, name: str, metric: str) -> tuple[float, ...]:
@@ -133,9 +161,8 @@ def _percents(study: Study, name: str, metric: str) -> tuple[float, ...]:
 
 
 def _gap(study: Study, name: str, group: str) -> float | None:
-    """Confidence minus accuracy of images predicted as old or new classes, mean over tasks and runs, in points."""
-    rows = [task.answer(name) for run in study.runs for task in run.tasks]
-    diagrams = [row.diagram(group) for row in rows if row is not None]
+    """Confidence minus accuracy of images of a predicted group, mean over later tasks and runs, in points."""
+    diagrams = [row.diagram(group) for row in _rows(study, name, first=1)]
     gaps = [gap for bins in diagrams if bins is not None and (gap := _over_confidence(bins)) is not None]
     return sum(gaps) / len(gaps) if gaps else None
 
@@ -263,14 +290,15 @@ def _hidden(known: Facts) -> str:
     one = next((level for level in (known.oracle, known.as_trained) if level is not None and level.groups), None)
     if one is None or one.groups is None:
         return _GROUPS_NOT_KNOWN
-    old, new = one.groups
-    hides = max(old, new) - one.mean > HIDDEN
+    (old, new), every = one.groups, Spread.of(one.later).mean
+    hides = max(old, new) - every > HIDDEN
     head = "One temperature hides" + ("" if hides else " little of") + " the difference between old and new classes"
     best = "the best single temperature" if one.name == ORACLE else "the network as trained"
     signs = _sign(one.gap_old), _sign(one.gap_new)
     text = (
-        f"{head}: with {best} the ECE is {one.percent} on all images, {'but ' if hides else ''}{old:.1f} % on those"
-        f" predicted as old classes{signs[0]} and {new:.1f} % on those predicted as new{signs[1]}"
+        f"{head}: over the tasks with old ones, with {best} the ECE is {percent(one.later)} on all images,"
+        f" {'but ' if hides else ''}{old:.1f} % on those predicted as old classes{signs[0]}"
+        f" and {new:.1f} % on those predicted as new{signs[1]}"
     )
     nearest = known.nearest
     if nearest is not None and nearest.groups is not None:
@@ -367,7 +395,7 @@ def _from_to(values: Sequence[float]) -> str:
 
 def _hidden_of_several(known: Sequence[Facts]) -> str:
     levels = [
-        (one.oracle.mean, *one.oracle.groups)
+        (Spread.of(one.oracle.later).mean, *one.oracle.groups)
         for one in known
         if one.oracle is not None and one.oracle.groups is not None
     ]
@@ -375,8 +403,10 @@ def _hidden_of_several(known: Sequence[Facts]) -> str:
         return _GROUPS_NOT_KNOWN
     hides = sum(max(old, new) - mean > HIDDEN for mean, old, new in levels)
     mean, old, new = (sum(column) / len(column) for column in zip(*levels, strict=True))
+    of_all = "" if len(levels) == len(known) else f" in which it is known (of {len(known)})"
     return (
-        f"One temperature hides the difference between old and new classes in {hides} of {len(levels)} studies: with"
-        f" the best single temperature the ECE is {mean:.1f} % on all images, {old:.1f} % on those predicted as old"
-        f" classes and {new:.1f} % on those predicted as new (averages over the studies)."
+        f"One temperature hides the difference between old and new classes in {hides} of {len(levels)} studies{of_all}:"
+        f" over the tasks with old ones, with the best single temperature the ECE is {mean:.1f} % on all images,"
+        f" {old:.1f} % on those predicted as old classes and {new:.1f} % on those predicted as new (averages over the"
+        " studies)."
     )

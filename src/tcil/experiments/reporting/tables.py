@@ -164,7 +164,8 @@ def _over_seeds(studies: Sequence[Study], bold: bool) -> str:
     seeds = sorted({len(study.runs) for study in studies})
     if seeds == [1]:
         return "One seed."
-    note = f"{' or '.join(map(str, seeds))} seeds: mean ± standard deviation; n where a row has fewer seeds."
+    count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+    note = f"{count} seeds: mean ± population standard deviation; n where a row has fewer seeds."
     rule = " Bold: the lowest ranked row, if paired 95 % intervals tell it from all others with every seed."
     return note + (rule if bold else "")
 
@@ -334,8 +335,8 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], metric: str) -> G
             rows.append(Row(f"{study.title}: {title}", cells, study.title, block != RANKED))
     alone = [len(side) - len(pairs) for side in (left_runs, right_runs)]
     notes = [
-        "Mean over tasks, %; ± standard deviation over seeds. Bold: the 95 % interval of the paired difference (low to"
-        " high, over n pairs) excludes zero.",
+        "Mean over tasks, %; ± population standard deviation over seeds. Bold: the 95 % interval of the paired"
+        " difference (low to high, over n pairs) excludes zero.",
         f"What changed: {'; '.join(changed.values()) or 'no setting'}.",
     ]
     notes += [f"Left out, without a run to pair with: {alone[0]} of A, {alone[1]} of B."] if any(alone) else []

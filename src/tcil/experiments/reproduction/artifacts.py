@@ -186,7 +186,11 @@ def _against_paper(
         lines.append(Row(_label(row, study), tuple(cells), row.learner if len({r.learner for r in rows}) > 1 else ""))
     tasks = " or ".join(dict.fromkeys(study.tasks_told for study in studies if study))
     title = f"ours: {edition.title}, {tasks}, n = {most}" if edition else "not run"
-    notes = ["Mean over tasks, %, ± standard deviation over seeds.", _protocols(rows, studies), *_memorised(studies)]
+    notes = [
+        "Mean over tasks, %, ± population standard deviation over seeds.",
+        _protocols(rows, studies),
+        *_memorised(studies),
+    ]
     if any(study is not None and not study.whole for study in studies):
         notes.append("Where ours are the first tasks only, the paper's are of all, and no difference is given.")
     if any(row.calibrator == "vanilla" for row in rows):
