@@ -482,3 +482,12 @@ def test_a_default_device_without_numbers():
                 ValueError, match=r"^torch\.set_default_device: got 'meta'.*set_default_device\('cpu'\)"
             ):
                 call()
+
+
+@pytest.mark.parametrize("which", ["memory", "valid"])
+def test_an_error_of_the_model_says_what_it_was_run_on(which):
+    given = {"memory": (torch.randn(8, 5), torch.arange(8) % 4), "valid": (torch.randn(6, 5), 2 + torch.arange(6) % 2)}
+    inputs, labels = given[which]
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
+        tcil.TCIL().fit(torch.nn.Linear(5, 4), **(given | {which: (inputs[:, :3], labels)}), new_classes=[2, 3])
+    assert any(f"{which}: the model was run on inputs of shape (" in note for note in caught.value.__notes__)

@@ -204,7 +204,7 @@ class TestFit:
             model.weight.copy_(30 * torch.eye(K))
             model.bias.zero_()
         every = torch.eye(K), torch.arange(K)
-        valid = torch.eye(K)[OLD:].repeat(3, 1), torch.arange(OLD, K).repeat(3)
+        valid = 1.01 * torch.eye(K)[OLD:].repeat(3, 1), torch.arange(OLD, K).repeat(3)
         with pytest.warns(tcil.CalibrationWarning, match="no temperature"):
             pact = tcil.PACT().fit(model, every, valid, NEW, imbalance=4.0)
         assert (pact.temperature_, pact.bias_) == (1.0, 0.0)
@@ -218,7 +218,7 @@ class TestFit:
             model.weight.copy_(12 * torch.eye(K))
             model.bias.zero_()
         memory = torch.eye(K).repeat(2, 1), torch.arange(K).repeat(2)
-        valid = torch.eye(K)[OLD:].repeat(3, 1), torch.arange(OLD, K).repeat(3)
+        valid = 1.01 * torch.eye(K)[OLD:].repeat(3, 1), torch.arange(OLD, K).repeat(3)
         with pytest.warns(tcil.CalibrationWarning, match="no temperature"):
             pact = tcil.PACT().fit(model, memory, valid, NEW, imbalance=20.0)
         assert (pact.temperature_, pact.bias_, pact.result_.evidence) == (1.0, 0.0, ())
@@ -236,7 +236,7 @@ class TestFit:
         with torch.no_grad():
             model.weight.copy_(30 * torch.eye(K))
             model.bias.zero_()
-        valid = torch.eye(K)[OLD:].repeat(3, 1), torch.arange(OLD, K).repeat(3)
+        valid = 1.01 * torch.eye(K)[OLD:].repeat(3, 1), torch.arange(OLD, K).repeat(3)
         pact = tcil.PACT().fit(
             model, (torch.eye(K).repeat(2, 1), torch.arange(K).repeat(2)), valid, NEW, imbalance=4.0, history=MEMO
         )

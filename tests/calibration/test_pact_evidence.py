@@ -281,7 +281,16 @@ class TestReserve:
             tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=new)
         assert not seen
         mixed = tuple(torch.cat([part, held[old][:1]]) for part, held in zip(reserve, memory, strict=True))
-        assert tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=mixed).result_.n_reserve == 9
+        with pytest.warns(tcil.CalibrationWarning, match=r"^reserve: got 1 of 9 images that are also in memory"):
+            pact = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=mixed)
+        assert pact.result_.n_reserve == 9
+
+    def test_exemplars_among_the_validation_images_are_told(self):
+        world, memory, valid, _ = self.drawn(2)
+        new = memory[1] >= OLD
+        mixed = tuple(torch.cat([part, held[new][:3]]) for part, held in zip(valid, memory, strict=True))
+        with pytest.warns(tcil.CalibrationWarning, match=rf"^valid: got 3 of {len(valid[1]) + 3} images .* in memory"):
+            tcil.TCIL().fit(world.model, memory, mixed, NEW)
 
     def test_stored_with_the_rest(self, tmp_path):
         world, memory, valid, reserve = self.drawn(2)

@@ -106,7 +106,7 @@ class TestImages:
         with pytest.raises(ValueError, match="fit the rule again"):
             fitted.predict(np.full((2, 4), 0.25))
         with pytest.raises(ValueError, match="as the rule was fitted on"):
-            fitted.wrap(torch.nn.Identity())(torch.zeros(2, 4))
+            fitted.wrap(torch.nn.Identity(), calibrated=False)(torch.zeros(2, 4))
         with pytest.raises(ValueError, match=r"torch\.nn\.Module"):
             fitted.wrap("network")
 

@@ -137,7 +137,7 @@ def test_kinds_go_in_and_come_out(drawn):
 def test_sets_are_wrapped_exported_and_read_back(drawn, tmp_path, score):
     sets = ConformalSets(score=score).fit(*drawn, NEW)
     inputs = torch.from_numpy(drawn[0]).log()
-    served = sets.wrap(torch.nn.Identity())
+    served = sets.wrap(torch.nn.Identity(), calibrated=False)
     wanted = torch.from_numpy(sets.predict(drawn[0]))
     assert (served(inputs) == wanted).double().mean() > 0.9999  # a softmax of logarithms rounds
     if score == "raps":  # exporting once takes long enough
@@ -158,6 +158,8 @@ def test_served_behind_a_calibrator(task):
     sets = ConformalSets(alpha=0.2).fit(probs, valid[1], task.new_classes)
     served = sets.wrap(scaling.wrap(task.model))
     assert (served(task.test[0]) == sets.predict(probs)).double().mean() > 0.999
+    with pytest.warns(tcil.CalibrationWarning, match="not wrapped by a calibrator"):
+        sets.wrap(task.model)
 
 
 # Cross-fitting -----------------------------------------------------------------------------------------------

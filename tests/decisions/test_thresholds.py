@@ -245,7 +245,7 @@ def test_cheapest_decision_is_the_least_expected_cost():
 def test_wrapped_network_decides_as_the_rule_does(drawn, groups):
     rule = RiskThreshold(risk=0.3, groups=groups, mixture={"old": 0.6, "new": 0.4}).fit(*drawn, NEW)
     inputs = torch.from_numpy(drawn[0]).log()
-    served = rule.wrap(torch.nn.Identity())
+    served = rule.wrap(torch.nn.Identity(), calibrated=False)
     labels, accepted = served(inputs)
     assert (labels.numpy() == rule.predict(drawn[0])).all()
     assert (accepted.numpy() == rule.accept(drawn[0])).all()

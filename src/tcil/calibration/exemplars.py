@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.inputs.classifier import Classifier
+from tcil.calibration.inputs.classifier import Classifier, told_of
 from tcil.calibration.inputs.examples import MAX_BATCHES, Batch, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.features import FeatureSpec
 from tcil.calibration.inputs.input_scale import InputScale
@@ -225,7 +225,8 @@ class _CleanPass:
 
     def run(self, inputs: Tensor, labels: Tensor, *, counted: bool) -> None:
         """Compute logits and features of a batch; `counted` on one rank only."""
-        logits, features = self._classifier.logits_and_features(self._classifier.place(inputs))
+        with told_of("memory", inputs):
+            logits, features = self._classifier.logits_and_features(self._classifier.place(inputs))
         if not self._columns:  # the first batch, on which the head was found
             self._classifier.fold(inputs[:2])
         columns = self._columns_of(labels, logits.shape[1])

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tcil.calibration.inputs.classifier import Classifier
+from tcil.calibration.inputs.classifier import Classifier, told_of
 from tcil.calibration.inputs.examples import EVALUATION_TRANSFORM, MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.foundation import random_state, ranks
 from tcil.foundation.arrays import Ints, classes_and_columns, label_columns, pick_columns, whole_number
@@ -122,7 +122,8 @@ def stream_logits(
 
 def _logits(classifier: Classifier, inputs: Tensor, argument: str) -> Tensor:
     try:
-        return classifier.logits(classifier.place(inputs))
+        with told_of(argument, inputs):
+            return classifier.logits(classifier.place(inputs))
     except RuntimeError as error:
         if inputs.is_floating_point() or isinstance(error, torch.OutOfMemoryError):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration import storage
+from tcil.calibration.calibrators.wrapped import CalibratedModel
 from tcil.calibration.inputs.classifier import unwrap
 from tcil.foundation.arrays import (
     ArrayLike,
@@ -24,7 +26,7 @@ from tcil.foundation.arrays import (
     as_probabilities,
     label_columns,
 )
-from tcil.foundation.errors import NotFittedError, invalid
+from tcil.foundation.errors import CalibrationWarning, NotFittedError, invalid
 from tcil.foundation.parameters import Parameterised
 from tcil.metrics.sample import check_share
 
@@ -184,14 +186,18 @@ class DecisionRule(Parameterised, ABC, Generic[Result]):
     def _head(self) -> nn.Module:
         """The rule as a module from probabilities to what `wrap` returns."""
 
-    def wrap(self, model: nn.Module) -> DecidingModel:
+    def wrap(self, model: nn.Module, *, calibrated: bool = True) -> DecidingModel:
         """The model followed by this rule, as one `nn.Module` to serve or export.
 
         Parameters
         ----------
         model : torch.nn.Module
             Returns logits or log-probabilities with a column for each class in `classes_`: usually what the
-            `wrap` of a calibrator gave, whose probabilities the rule was fitted on.
+            `wrap` of a calibrator gave, whose probabilities the rule was fitted on. With other probabilities than
+            those, what the rule promises does not hold.
+        calibrated : bool
+            False where the rule was fitted on the softmax of the model itself. Otherwise a model without a calibrator
+            raises a `CalibrationWarning`.
 
         Returns
         -------
@@ -201,6 +207,14 @@ class DecisionRule(Parameterised, ABC, Generic[Result]):
         self._fit_state  # noqa: B018  # an unfitted rule has nothing to wrap
         if not isinstance(model, nn.Module):
             raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits or log-probabilities")
+        if calibrated and not any(isinstance(part, CalibratedModel) for part in model.modules()):
+            warnings.warn(
+                f"model: {type(model).__name__} is not wrapped by a calibrator. The rule holds for the probabilities"
+                " that it was fitted on: wrap the model with their calibrator first, or say calibrated=False if they"
+                " were the softmax of the model itself.",
+                CalibrationWarning,
+                stacklevel=2,
+            )
         return DecidingModel(unwrap(model), self._head(), self.classes_)
 
     # disk ----------------------------------------------------------------------------------------------------
@@ -303,7 +317,7 @@ class DecidingModel(nn.Module):
     >>> import torch
     >>> from tcil import decisions
     >>> sets = decisions.ConformalSets(alpha=0.5, by="marginal").fit([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]], [0, 1, 0])
-    >>> sets.wrap(torch.nn.Linear(4, 2))(torch.randn(3, 4)).shape
+    >>> sets.wrap(torch.nn.Linear(4, 2), calibrated=False)(torch.randn(3, 4)).shape
     torch.Size([3, 2])
     """
 

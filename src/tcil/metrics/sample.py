@@ -201,7 +201,8 @@ def predicted_groups(
         raise invalid("classes", f"{len(names)} labels", f"{scores.shape[1]}, one for each column")
     new = as_classes(new_classes, "new_classes", ordered=False)
     if unknown := sorted(set(new) - set(names)):
-        raise invalid("new_classes", f"the labels {unknown[:5]}", f"labels among the {len(names)} columns")
+        advice = "Pass classes= if the columns have other labels." if classes is None else ""
+        raise invalid("new_classes", f"the labels {unknown[:5]}", f"labels of the {len(names)} columns", advice)
     is_new = np.isin(np.asarray(names), np.asarray(new))
     return np.where(is_new[scores.cpu().argmax(dim=1).numpy()], "new", "old")
 

@@ -120,7 +120,7 @@ class TestExitCodes:
 
         monkeypatch.setattr(progress.ProgressDisplay, "__call__", lambda *words: os.kill(os.getpid(), signal.SIGINT))
         said = command("run", "--out", tmp_path, *QUICK, "--set", "epochs=2", code=ExitCode.STOPPED)
-        assert "stopped in task 0" in said
+        assert "stopped in task 1 of" in said
         (folder,) = tmp_path.iterdir()
         assert (folder / "task-00" / "epoch.safetensors").exists()
         monkeypatch.undo()

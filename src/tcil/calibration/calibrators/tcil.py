@@ -21,6 +21,7 @@ from tcil.calibration.exemplars import (
     read_exemplars,
 )
 from tcil.calibration.inputs.classifier import Classifier, UsedWeights
+from tcil.calibration.inputs.duplicates import count_shared
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.features import FeatureSource, FeatureSpec
 from tcil.calibration.inputs.input_scale import InputScale
@@ -340,6 +341,7 @@ class TCIL(SingleTemperature[TCILResult]):
             stream = partial(ExampleStream, batch_size=self.batch_size, unpack=unpack, max_batches=max_batches)
             memory_stream, valid_stream = stream(memory, "memory"), stream(valid, "valid")
             _check_known_labels(memory_stream, valid_stream, names, new)
+            _warn_of_shared(valid_stream, memory_stream)
             with Classifier(model, features=features, device=self.device) as classifier:
                 exemplars = read_exemplars(classifier, memory_stream, names, places, new)
                 validation = _read_validation(exemplars, valid_stream)
@@ -420,6 +422,16 @@ def _read_validation(exemplars: Exemplars, stream: ExampleStream) -> _Validation
     check_own_unmasked(logits, columns, exemplars.classes, "valid labels")
     warn_of_other_masks(logits, "model", exemplars.classes)
     return _Validation((logits[new], columns[new]), int((~new).sum()), scale, stream.half_precision)
+
+
+def _warn_of_shared(valid: ExampleStream, memory: ExampleStream) -> None:
+    """Warn of validation images that are exemplars; only where both are tensors."""
+    if valid.labels is None or memory.labels is None:
+        return
+    shared, rows = count_shared(valid, memory)
+    if shared:
+        given = f"{shared} of {rows} images that are also in memory"
+        warn(f"valid: got {given}; expected images that were never trained on. T will be too low.")
 
 
 def _check_known_labels(

@@ -44,6 +44,16 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
+@contextlib.contextmanager
+def told_of(argument: str, inputs: Tensor) -> Iterator[None]:
+    """Add to an error of the model what it was run on."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{argument}: the model was run on inputs of shape {tuple(inputs.shape)}, {inputs.dtype}.")
+        raise
+
+
 def weights_hash(model: nn.Module) -> str:
     """A digest of the network's parameters and buffers (names, shapes, types, bytes), independent of the device."""
     return _digest(_tensors(model).items())
@@ -229,7 +239,9 @@ def refuse_unready(tensors: Mapping[str, Tensor]) -> None:
 
 def checked_device(device: str | int | torch.device) -> torch.device:
     """The device, after a check that tensors can be moved to it and back."""
-    expected = "a device of this machine, such as 'cpu', 'cuda' or 'cuda:1'"
+    expected = "a device of this machine" + (
+        ", such as 'cuda' or 'cuda:1'" if torch.cuda.is_available() else ", such as 'cpu'"
+    )
     advice = "Leave device= out to use the model's device."
     try:
         checked = torch.device(device)

@@ -246,7 +246,8 @@ class Run:
                 )
             except Interrupted as interrupted:
                 checkpoint.save(number, interrupted.state)
-                raise Stopped(f"stopped in task {data.index} at {interrupted}") from None
+                where = f"task {data.index + 1} of {len(self.stream)}"
+                raise Stopped(f"stopped in {where} at {interrupted}; run the same command again to resume") from None
         learner.end_task(data)
         learner.model.eval()
 

@@ -25,7 +25,7 @@ from tcil.incremental.pretrained.networks import is_pretrained
 
 COUNTED = (
     "A pass is an image through the network in training; those of teachers and frozen extractors count a third."
-    " Evaluation and calibration come on top: a few per cent."
+    " Evaluation and calibration come on top: a few per cent of long trainings, and up to as much as short ones."
 )
 
 

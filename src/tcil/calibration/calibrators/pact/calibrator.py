@@ -5,7 +5,6 @@ With a reserve, a few images of old classes that were never trained on, it is PA
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -25,12 +24,13 @@ from tcil.calibration.calibrators.pact.imbalance import Imbalance, imbalance_rat
 from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult, warn_of
 from tcil.calibration.exemplars import as_new_classes, check_coverage
 from tcil.calibration.inputs.classifier import Classifier, weights_hash
+from tcil.calibration.inputs.duplicates import count_shared
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.features import FeatureSpec
 from tcil.calibration.prediction import stream_logits
 from tcil.foundation import random_state
 from tcil.foundation.arrays import check_own_unmasked, classes_and_columns, label_columns, pick_columns
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, warn
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
 
@@ -280,7 +280,8 @@ class PACT(Calibrator[PACTResult]):
         reserve : pair of tensors or arrays, Dataset or DataLoader, optional
             Images of old classes that were never trained on, with their labels. Those of new classes are not used: the
             validation set serves them, and unless all classes are new, a reserve without an image of an old class is
-            refused. If most of a reserve of tensors is also in a memory of tensors, it is refused.
+            refused. A reserve of tensors of which some images are also in a memory of tensors raises a warning; if most
+            of them are, it is refused.
         history : dict, optional
             `history_` of the PACT of the task before; without it nothing is remembered.
         classes, columns : iterable of int, optional
@@ -392,19 +393,14 @@ def _check_old(labels: Tensor, classes: Iterable[int], new: Iterable[int]) -> No
 
 
 def _check_unseen(reserve: ExampleStream, memory: ExampleStream, new: Iterable[int]) -> None:
-    """Raise if most old images of the reserve are exemplars, which training has memorised; both are tensors."""
-    known = {_digest(row) for inputs, _ in memory for row in inputs}
+    """Refuse a reserve of which most old images are exemplars, which training has memorised; warn of some."""
     recent = torch.tensor(sorted(new))
-    rows = [_digest(row) for inputs, labels in reserve for row in inputs[~torch.isin(labels.cpu(), recent)]]
-    trained = sum(row in known for row in rows)
-    if 2 * trained > len(rows):
-        given = f"{trained} of {len(rows)} images that are also in memory"
-        raise invalid("reserve", given, "images of old classes that were never trained on")
-
-
-def _digest(row: Tensor) -> bytes:
-    """The same for the same image in any type and layout."""
-    return hashlib.blake2b(row.cpu().float().contiguous().numpy().tobytes(), digest_size=16).digest()
+    trained, rows = count_shared(reserve, memory, lambda labels: ~torch.isin(labels, recent))
+    given, expected = f"{trained} of {rows} images that are also in memory", "images that were never trained on"
+    if 2 * trained > rows:
+        raise invalid("reserve", given, expected)
+    if trained:
+        warn(f"reserve: got {given}; expected {expected}. They make the network look better than it is.")
 
 
 def _check_history_of(model: nn.Module, history: History | None) -> None:
