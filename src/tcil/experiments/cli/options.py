@@ -63,7 +63,7 @@ class StudyOptions:
         str | None, typer.Option(help="start from these settings; see 'tcil settings'", autocompletion=_presets)
     ] = None
     dataset: Annotated[str | None, typer.Option(help="see 'tcil datasets'")] = None
-    learner: Annotated[str | None, typer.Option(help="see 'tcil learners'")] = None
+    learner: Annotated[str | None, typer.Option(help="see 'tcil learners'; several as er,wa")] = None
     network: Annotated[str | None, typer.Option(help="see 'tcil networks'; or pretrained:NAME")] = None
     seeds: Annotated[str | None, typer.Option(help="training seeds, such as 1,2,3")] = None
     setting: Annotated[
@@ -82,10 +82,12 @@ class StudyOptions:
         from tcil.experiments.config.settings import expand, read_toml
 
         values = read_toml(self.study) if self.study else {}
-        flags = {
+        flags: dict[str, Any] = {
             "preset": self.preset, "dataset": self.dataset, "learner": self.learner, "reserve": self.reserve,
             "precision": self.precision, "network": self.network,
         }  # fmt: skip
+        if self.learner is not None and "," in self.learner:
+            flags |= {"learner": None, "learners": self.learner.split(",")}
         values |= {key: value for key, value in flags.items() if value is not None}
         if self.dataset is not None and self.preset is None:
             values.pop("preset", None)

@@ -86,7 +86,8 @@ def plan(
     counted = f"{missing} training{'' if missing == 1 else 's'}"
     cost = f"{passes_in_all:,.0f} image passes, about {clock(seconds_in_all)} one after another on this machine"
     if math.isnan(seconds_in_all):
-        cost = "image passes and time unknown, since data are missing"
+        where = "no folder was given" if data is None else f"they are not in {data}"
+        cost = f"image passes and time unknown, since data are missing: {where}. Pass --data DIR; see 'tcil download'"
     lines = [f"{counted}, {cost}. {COUNTED}"]
     if measured:
         speeds = ", ".join(f"{name} {number:,.{0 if number > 10 else 1}f}" for name, number in measured.items())
