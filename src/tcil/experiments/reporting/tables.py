@@ -244,7 +244,8 @@ def decisions(study: Study) -> list[Grid]:
             (
                 "achieved",
                 "errors among accepted images, by the errors that the confidences claim and by predicted group",
-                "Model-based thresholds: no theorem backs them. A calibrated model achieves what it claims.",
+                "Means over tasks after the first. Model-based thresholds: no theorem backs them. A calibrated model"
+                " achieves what it claims.",
             ),
             ("coverage", "accepted images, by the errors that the confidences claim and by predicted group", ""),
         )
@@ -262,14 +263,17 @@ def decisions(study: Study) -> list[Grid]:
         grids.append(_decision_grid(study, backed, title, heads, figures, note))
     kinds = ("model_based", "finite_sample") if backed else ("model_based",)
     parts = [(kind, group) for kind in kinds for group in ("old", "new")]
-    words = {"model_based": "claimed", "finite_sample": "promised"}
+    words = {"model_based": "by the confidences", "finite_sample": "by the reserve"}
     for figure, title, scale in (
-        ("achieved", "coverage of 90 % prediction sets, %", 100.0),
-        ("size", "their size", 1.0),
+        ("achieved", "prediction sets of 90 %: achieved coverage by true group, %", 100.0),
+        ("size", "prediction sets of 90 %: mean number of classes by true group", 1.0),
     ):
         heads = tuple(f"{words[kind]}, {group}" for kind, group in parts)
         figures = [f"sets/{kind}/{group}/{figure}" for kind, group in parts]
-        note = "By true group. Promised: by the reserve, for either group." if backed else "By true group."
+        note = (
+            "By the confidences, sets claim that they hold the true class in 90 % of images: no theorem backs it."
+            + (" By the reserve, they promise it for either group." if backed else "")
+        )
         grids.append(_decision_grid(study, names, f"{where}{title}", heads, figures, note, scale))
     return grids
 
