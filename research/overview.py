@@ -20,12 +20,13 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from research import ROOT
+from tcil.experiments.config.settings import RunSettings
 from tcil.experiments.reporting.collect import Study, any_runs, read_runs, shown, studies
 from tcil.experiments.reporting.grids import markdown
 from tcil.experiments.reporting.palette import colour
 from tcil.experiments.reporting.plots import MARKERS, Picture, drawing, picture
 from tcil.experiments.reporting.tables import percent_of, side_by_side
-from tcil.experiments.reproduction.artifacts import ARTIFACTS
+from tcil.experiments.reproduction.artifacts import ARTIFACTS, Need, all_needs
 from tcil.experiments.reproduction.finished import FinishedRuns
 from tcil.experiments.reproduction.schedules import LEARNERS, editions
 from tcil.experiments.runs.store import StoredRun
@@ -78,7 +79,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     IMAGES.mkdir(parents=True, exist_ok=True)
     found = sources()
-    parts = [HEAD, *forms(), *summary(found), *questions(found), *tables(found)]
+    parts = [HEAD, *forms(), *summary(found), *questions(found), *tables(found), *coverage()]
     replace_file(PAGE, ("\n".join(parts).rstrip() + "\n").encode())
     print(PAGE.relative_to(ROOT))
 
@@ -188,9 +189,9 @@ def summary(found: Sequence[Source]) -> Iterator[str]:
     )
     yield f"- **One temperature hides a difference.** {_hidden(cases)}"
     yield (
-        "- **Not run**: the paper's schedule of 200 epochs, and, except what this page has, its network (ResNet-32,"
-        " schedule `compact`) and the schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet). The commands"
-        " are `tcil reproduce all --schedule compact` and `small`; both resume."
+        "- **Not run**: the paper's schedule of 200 epochs, most of its network (ResNet-32, schedule `compact`), and a"
+        " part of the schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet):"
+        " [what is missing](#what-was-run-and-what-is-missing)."
     )
     yield (
         "- **Details**: [the schedule `short-0.2` in full](results-short.md), with every table, figure and claim of the"
@@ -395,6 +396,60 @@ def tables(found: Sequence[Source]) -> Iterator[str]:
         yield f"### {section.title}\n"
         yield from (f"{line}\n" for line in section.lines)
         yield from (markdown(grid) for grid in section.grids if "not run" not in grid.title)
+
+
+# what was run ------------------------------------------------------------------------------------------------------
+
+
+def coverage() -> Iterator[str]:
+    """The runs of the two CPU schedules: how far each went and how long it trained, and how to run the others."""
+    yield "## What was run, and what is missing\n"
+    yield (
+        "Trained on one thread of two shared cores, hours of wall time. The paper's own schedule (200 epochs, five"
+        " seeds) was not run: `tcil reproduce all --schedule paper --dry-run` has its plan.\n"
+    )
+    for schedule in ("small", "compact"):
+        needs = all_needs(list(ARTIFACTS.values()), editions(schedule))
+        runs = {run.path.name.partition(".")[0]: run for run in _runs(RESULTS / schedule)}
+        found = [runs.get(need.settings.name) for need in needs]
+        hours = sum(map(_hours, filter(None, found)))
+        whole = sum(_is_whole(need, run) for need, run in zip(needs, found, strict=True))
+        yield f"**`{schedule}`**: {whole} of {len(needs)} runs, {hours:.1f} hours.\n"
+        yield "| job | run | tasks done | hours |\n|---:|---|---|---:|"
+        for number, (need, run) in enumerate(zip(needs, found, strict=True), start=1):
+            done = f"{len(run.tasks)} of {_asked(need)}" if run is not None else "missing"
+            time = f"{_hours(run):.1f}" if run is not None else ""
+            yield f"| {number} | {_told(need)} | {done} | {time} |"
+        missing = [n for n, pair in enumerate(zip(needs, found, strict=True), start=1) if not _is_whole(*pair)]
+        if missing:
+            yield (
+                f"\nThe missing ones: `tcil reproduce all --schedule {schedule} --data DIR --out RUNS --kept"
+                f" docs/results/{schedule} --job N` for N = {', '.join(map(str, missing))}; without"
+                " `--job`, all of them."
+            )
+        yield ""
+
+
+def _n_tasks(settings: RunSettings) -> int:
+    return settings.tasks if isinstance(settings.tasks, int) else len(settings.tasks)
+
+
+def _asked(need: Need) -> int:
+    """How many tasks the schedule asks for."""
+    return need.until or _n_tasks(need.settings)
+
+
+def _told(need: Need) -> str:
+    settings = need.settings
+    return f"{settings.learner.upper()} on {settings.dataset}, {_n_tasks(settings)} tasks, seed {settings.seed}"
+
+
+def _is_whole(need: Need, run: StoredRun | None) -> bool:
+    return run is not None and len(run.tasks) >= _asked(need)
+
+
+def _hours(run: StoredRun) -> float:
+    return sum(task.get("training", 0.0) for task in run.environment.seconds.values()) / 3600
 
 
 if __name__ == "__main__":
