@@ -292,6 +292,26 @@ class TestReserve:
         with pytest.warns(tcil.CalibrationWarning, match=rf"^valid: got 3 of {len(valid[1]) + 3} images .* in memory"):
             tcil.TCIL().fit(world.model, memory, mixed, NEW)
 
+    def test_only_the_same_image_with_the_same_label_is_shared(self):
+        """Most of a sparse input is zeros, where a sample of its numbers could be looked at."""
+        from tcil.calibration.inputs.duplicates import count_shared
+        from tcil.calibration.inputs.examples import ExampleStream
+
+        generator, first, second = torch.Generator().manual_seed(0), torch.zeros(20, 50_000), torch.zeros(20, 50_000)
+        for rows in (first, second):
+            rows.scatter_(1, torch.randint(50_000, (20, 8), generator=generator), 1.0)
+        labels = torch.arange(20) % 4
+
+        def shared(inputs, names):
+            streams = [ExampleStream(given, "valid", batch_size=7) for given in ((inputs, names), (second, labels))]
+            return count_shared(*streams)
+
+        assert shared(first, labels) == (0, 20)
+        mixed = torch.cat([first[:17], second[17:]])
+        assert shared(mixed, labels) == (3, 20)
+        assert shared(mixed.double(), labels) == (3, 20)
+        assert shared(mixed, (labels + 1) % 4) == (0, 20)
+
     def test_stored_with_the_rest(self, tmp_path):
         world, memory, valid, reserve = self.drawn(2)
         fitted = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=reserve)

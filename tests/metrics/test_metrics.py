@@ -354,6 +354,26 @@ class TestComparison:
             told += metrics.compare_calibration(above, below, labels, n_resamples=200, seed=trial).verdict != "not told"
         assert told <= 14
 
+    def test_calibrated_models_of_other_confidences_are_seldom_told_apart(self):
+        """The noise of ten bins is larger than that of one: by itself it is no difference."""
+        rng, told = np.random.default_rng(9), 0
+        for trial in range(120):
+            accuracy = rng.uniform(0.55, 0.99, 300)
+            labels = (rng.random(300) >= accuracy).astype(int)
+            constant = two_classes(np.full(300, 0.77))
+            found = metrics.compare_calibration(constant, two_classes(accuracy), labels, n_resamples=200, seed=trial)
+            told += found.verdict != "not told"
+        assert told <= 14
+
+    def test_a_handful_of_images_tells_nothing(self):
+        found = metrics.compare_calibration([[0.9, 0.1]], [[0.6, 0.4]], [0])
+        assert (found.n, found.verdict) == (1, "not told")
+
+    @pytest.mark.parametrize("classes", [{0, 1}, 5])
+    def test_classes_are_checked(self, classes):
+        with pytest.raises(ValueError, match=r"^classes: got"):
+            metrics.compare_calibration([[0.9, 0.1]], [[0.6, 0.4]], [0], classes=classes)
+
     def test_a_model_and_itself(self):
         found = metrics.compare_calibration(PROBS, PROBS, LABELS, n_resamples=50)
         assert (found.difference, found.low, found.high, found.verdict) == (0, 0, 0, "not told")

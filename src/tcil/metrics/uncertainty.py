@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tcil.foundation.arrays import ArrayLike, Floats, Ints, as_probabilities, as_weights, whole_number
+from tcil.foundation.arrays import ArrayLike, Floats, Ints, as_classes, as_probabilities, as_weights, whole_number
 from tcil.foundation.errors import invalid
 from tcil.foundation.records import Record
 from tcil.metrics.calibration_error import MOST_DRAWS, bin_of, binned_gap, check_bins
 from tcil.metrics.sample import Sample, Score, by_group_of, check_share
 
 _DRAW_ELEMENTS = 1 << 22
+_FEWEST = 20  # images from which a bootstrap interval can be trusted at all
 
 
 def _resampled_gaps(
@@ -237,6 +238,15 @@ def _bootstrap(s: Sample, n_bins: int, n_resamples: int, seed: int) -> tuple[flo
     return ece, _resampled_gaps(draw, bin_of(s.confidence, n_bins), s.weight, n_bins, n_resamples, seed)
 
 
+class _Resampled(NamedTuple):
+    """A model on a set of images."""
+
+    n: int
+    ece: float
+    draws: Floats  # of sets whose rows are drawn from this one
+    floor: float  # the noise floor
+
+
 @dataclass(frozen=True)
 class CalibrationComparison(Record):
     """The ECE of two models on the same images, and a bootstrap interval for their difference.
@@ -254,7 +264,8 @@ class CalibrationComparison(Record):
     by_group : mapping
         The comparison of each group; empty if no groups were given.
     verdict : str
-        "better", "worse" or "not told", of the second: on which side of 0 the interval is.
+        "better", "worse" or "not told", of the second: on which side of 0 the interval is. With fewer than 20 images it
+        is "not told".
 
     Examples
     --------
@@ -274,8 +285,8 @@ class CalibrationComparison(Record):
 
     @property
     def verdict(self) -> str:
-        """On which side of 0 the interval is: "better" or "worse"; "not told" where it holds 0."""
-        if self.low <= 0 <= self.high:
+        """On which side of 0 the interval is: "better" or "worse"; "not told" where it holds 0, or of few images."""
+        if self.low <= 0 <= self.high or self.n < _FEWEST:
             return "not told"
         return "better" if self.difference < 0 else "worse"
 
@@ -296,10 +307,10 @@ def compare_calibration(
     """Did calibration help? The difference in ECE of two models on the same images, with a bootstrap interval.
 
     Use images that neither the network nor the calibrator was fitted on, of old and new classes as they will be met.
-    Both models are resampled together, so the interval is that of paired images. It is the percentile interval, made
-    for the verdict: between models with equal errors it finds a difference in about 5 % of cases. As an estimate of a
-    large difference it is cautious, because resampling adds more noise to the smaller ECE. Rows are drawn by their
-    position, so other orders of the rows are other draws.
+    Both models are resampled together, so the interval is that of paired images. ECE is biased upward, the more the
+    wider confidences are spread, and resampling adds this bias again. The interval therefore covers two: that of the
+    resampled differences, and the same about the difference less that of the noise floors. It is made for the verdict,
+    and cautious as an estimate. Rows are drawn by their position, so other orders of the rows are other draws.
 
     Parameters
     ----------
@@ -342,7 +353,7 @@ def compare_calibration(
     seed = whole_number(seed, "seed", 0)
     check_share(level, "level", "a number between 0 and 1, such as 0.95", whole=False)
     level = float(level)
-    names = None if classes is None else tuple(classes)
+    names = None if classes is None else as_classes(classes, "classes")
     first, second = (
         Sample.checked(rows, labels, sample_weight, names, argument)
         for argument, rows in (("before", before), ("after", after))
@@ -350,13 +361,16 @@ def compare_calibration(
     if first.probs.shape != second.probs.shape:
         raise invalid("after", f"{second.probs.shape[1]} classes", f"{first.probs.shape[1]}, as before")
 
-    def resampled(s: Sample) -> tuple[int, float, Floats]:
-        return len(s.labels), *_bootstrap(s, n_bins, n_resamples, seed)
+    def resampled(s: Sample) -> _Resampled:
+        ece, draws = _bootstrap(s, n_bins, n_resamples, seed)
+        return _Resampled(len(s.labels), ece, draws, float(_noise_draws(s, n_bins, 200, seed).mean()))
 
-    def compared(one: tuple[int, float, Floats], other: tuple[int, float, Floats]) -> CalibrationComparison:
-        difference = other[1] - one[1]
-        low, high = np.quantile(other[2] - one[2], [(1 - level) / 2, (1 + level) / 2])
-        return CalibrationComparison(one[1], other[1], difference, float(low), float(high), one[0])
+    def compared(one: _Resampled, other: _Resampled) -> CalibrationComparison:
+        difference, draws = other.ece - one.ece, other.draws - one.draws
+        bottom, top = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+        shift = difference - (other.floor - one.floor) - float(draws.mean())
+        low, high = min(bottom, bottom + shift), max(top, top + shift)
+        return CalibrationComparison(one.ece, other.ece, difference, float(low), float(high), one.n)
 
     of_second = by_group_of(resampled, second, groups)
     of_groups = {group: compared(own, of_second[group]) for group, own in by_group_of(resampled, first, groups).items()}

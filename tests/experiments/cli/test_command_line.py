@@ -207,7 +207,7 @@ class TestWords:
             ("seeds = [1, 2]", ["--set", "seed=3"], ["er-seed3"]),
             ("learner = 'wa'", ["--set", "learners=['er', 'la']".replace("'", '"')], ["er-seed1", "la-seed1"]),
             ("learners = ['wa', 'la']", ["--learner", "er"], ["er-seed1"]),
-            ("learner = 'bic'", ["--learner", "er,wa"], ["er-seed1", "wa-seed1"]),
+            ("learner = 'bic'", ["--learner", "er, wa,"], ["er-seed1", "wa-seed1"]),
             ("datasets = ['letters']", ["--dataset", "digits"], ["digits-er-seed1"]),
         ],
     )

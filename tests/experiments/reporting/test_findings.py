@@ -158,7 +158,16 @@ class TestOneStudy:
         hidden = told(
             study(USUAL, **{"optimal-ts": {"bins_predicted_old": few}, "vanilla": {"bins_predicted_old": few}})
         )
-        assert hidden[2].startswith("What one temperature hides is not known: not after every task were there 20")
+        assert hidden[2].startswith(
+            "What one temperature hides is not known: not every task has an error, of 20 images"
+        )
+
+    def test_what_a_small_group_shows_by_chance_is_not_hidden(self):
+        """A calibrated group of 100 images has an ECE of 4 points by chance."""
+        sizes = {f"bins_predicted_{group}": bins(0.0) for group in ("old", "new")}
+        errors = USUAL | {"optimal-ts": (1.0, 4.5, 1.0)}
+        assert told(study(errors, **{"optimal-ts": sizes}))[2].startswith("One temperature hides little")
+        assert told(study(errors))[2].startswith("One temperature hides the difference")
 
     def test_where_nothing_is_hidden(self):
         hidden = told(study(USUAL | {"optimal-ts": (2.4, 2.5, 2.6)}))[2]

@@ -341,7 +341,7 @@ class TCIL(SingleTemperature[TCILResult]):
             stream = partial(ExampleStream, batch_size=self.batch_size, unpack=unpack, max_batches=max_batches)
             memory_stream, valid_stream = stream(memory, "memory"), stream(valid, "valid")
             _check_known_labels(memory_stream, valid_stream, names, new)
-            _warn_of_shared(valid_stream, memory_stream)
+            _warn_of_shared(valid_stream, memory_stream, new)
             with Classifier(model, features=features, device=self.device) as classifier:
                 exemplars = read_exemplars(classifier, memory_stream, names, places, new)
                 validation = _read_validation(exemplars, valid_stream)
@@ -424,11 +424,12 @@ def _read_validation(exemplars: Exemplars, stream: ExampleStream) -> _Validation
     return _Validation((logits[new], columns[new]), int((~new).sum()), scale, stream.half_precision)
 
 
-def _warn_of_shared(valid: ExampleStream, memory: ExampleStream) -> None:
-    """Warn of validation images that are exemplars; only where both are tensors."""
+def _warn_of_shared(valid: ExampleStream, memory: ExampleStream, new: Iterable[int]) -> None:
+    """Warn of validation images of new classes that are exemplars; only where both are tensors."""
     if valid.labels is None or memory.labels is None:
         return
-    shared, rows = count_shared(valid, memory)
+    recent = torch.tensor(sorted(new))
+    shared, rows = count_shared(valid, memory, lambda labels: torch.isin(labels, recent))
     if shared:
         given = f"{shared} of {rows} images that are also in memory"
         warn(f"valid: got {given}; expected images that were never trained on. T will be too low.")

@@ -50,7 +50,9 @@ def told_of(argument: str, inputs: Tensor) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"{argument}: the model was run on inputs of shape {tuple(inputs.shape)}, {inputs.dtype}.")
+        note = f"{argument}: the model was run on inputs of shape {tuple(inputs.shape)}, {inputs.dtype}."
+        if note not in getattr(error, "__notes__", ()):  # some models raise one object again and again
+            error.add_note(note)
         raise
 
 

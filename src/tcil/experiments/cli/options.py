@@ -86,15 +86,15 @@ class StudyOptions:
             "preset": self.preset, "dataset": self.dataset, "learner": self.learner, "reserve": self.reserve,
             "precision": self.precision, "network": self.network,
         }  # fmt: skip
+        changes = changed_settings(self.setting)
+        check_twice(changes, seeds=self.seeds, **flags)
         if self.learner is not None and "," in self.learner:
-            flags |= {"learner": None, "learners": self.learner.split(",")}
+            flags |= {"learner": None, "learners": [name.strip() for name in self.learner.split(",") if name.strip()]}
         values |= {key: value for key, value in flags.items() if value is not None}
         if self.dataset is not None and self.preset is None:
             values.pop("preset", None)
         if self.seeds is not None:
             values["seeds"] = numbers(self.seeds)
-        changes = changed_settings(self.setting)
-        check_twice(changes, seeds=self.seeds, **flags)
         options = [where.get("learner_options", {}) for where in (values, changes)]
         if all(isinstance(given, dict) for given in options):  # anything else raises an error below
             changes |= {"learner_options": options[0] | options[1]} if any(options) else {}

@@ -6,6 +6,7 @@ classes.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from tcil.experiments.runs.results import RANKED, Bins, CalibratorRow
 
 ORACLE = "optimal-ts"
 LEVEL = 0.05  # points: a smaller difference rounds to 0.0
-FEWEST = 20  # images of a group in a task below which its error is mostly chance
+FEWEST = 20  # images of a group in a task below which its error says nothing
 _GROUPS_NOT_KNOWN = (
-    "What one temperature hides is not known: not after every task were there"
-    f" {FEWEST} images predicted as old and {FEWEST} predicted as new classes."
+    f"What one temperature hides is not known: not every task has an error, of {FEWEST} images or more, of images"
+    " predicted as old and of images predicted as new classes."
 )
+_NO_ORACLE = "What one temperature hides is not known: the oracle was not run."
 _GROUPS = ("old", "new")
 HIDDEN = 1.0  # points that the error of old or of new classes must be above that of all images to be told
 
@@ -33,7 +35,8 @@ class Level:
 
     `later`, `old` and `new` are over the tasks with old classes alone, so that they can be compared: the errors of all
     images and of those predicted as old and as new classes. Those of groups are there where every such task has them,
-    of enough images.
+    of enough images. `chance` is by how much the larger of them is above that of all images by chance alone: a group
+    has fewer images, and so a higher noise floor.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Level:
     later: tuple[float, ...] = ()
     old: tuple[float, ...] = ()
     new: tuple[float, ...] = ()
+    chance: float = 0.0
     gap_old: float | None = None
     gap_new: float | None = None
 
@@ -131,7 +135,25 @@ def _level(study: Study, name: str) -> Level | None:
         return None
     old, new = (() if _few(study, name, group) else _later(study, name, f"ece_predicted_{group}") for group in _GROUPS)
     gaps = (_gap(study, name, group) for group in _GROUPS)
-    return Level(name, titles[name].title, ece, _later(study, name, "ece"), old, new, *gaps)
+    floors = {group: _chance(study, name, group) for group in ("all", *_GROUPS)}
+    larger = "old" if sum(old) > sum(new) else "new"
+    chance = max(0.0, floors[larger] - floors["all"])
+    return Level(name, titles[name].title, ece, _later(study, name, "ece"), old, new, chance, *gaps)
+
+
+def _chance(study: Study, name: str, group: str) -> float:
+    """The ECE that calibrated confidences as those of a group would have by chance, mean over later tasks, in points.
+
+    By the normal approximation in each bin; 0 where no diagram was stored.
+    """
+    found = []
+    for row in _rows(study, name, first=1):
+        bins = row.diagram(group)
+        if bins is None or not sum(bins.count):
+            continue
+        parts = (math.sqrt(n * c * (1 - c)) for n, c in zip(bins.count, bins.confidence, strict=True) if n and c)
+        found.append(100 * math.sqrt(2 / math.pi) * sum(parts) / sum(bins.count))
+    return sum(found) / len(found) if found else 0.0
 
 
 def _later(study: Study, name: str, metric: str) -> tuple[float, ...]:
@@ -291,7 +313,7 @@ def _hidden(known: Facts) -> str:
     if one is None or one.groups is None:
         return _GROUPS_NOT_KNOWN
     (old, new), every = one.groups, Spread.of(one.later).mean
-    hides = max(old, new) - every > HIDDEN
+    hides = max(old, new) - every - one.chance > HIDDEN
     head = "One temperature hides" + ("" if hides else " little of") + " the difference between old and new classes"
     best = "the best single temperature" if one.name == ORACLE else "the network as trained"
     signs = _sign(one.gap_old), _sign(one.gap_new)
@@ -395,14 +417,14 @@ def _from_to(values: Sequence[float]) -> str:
 
 def _hidden_of_several(known: Sequence[Facts]) -> str:
     levels = [
-        (Spread.of(one.oracle.later).mean, *one.oracle.groups)
+        (Spread.of(one.oracle.later).mean, *one.oracle.groups, one.oracle.chance)
         for one in known
         if one.oracle is not None and one.oracle.groups is not None
     ]
     if not levels:
-        return _GROUPS_NOT_KNOWN
-    hides = sum(max(old, new) - mean > HIDDEN for mean, old, new in levels)
-    mean, old, new = (sum(column) / len(column) for column in zip(*levels, strict=True))
+        return _GROUPS_NOT_KNOWN if any(one.oracle is not None for one in known) else _NO_ORACLE
+    hides = sum(max(old, new) - mean - chance > HIDDEN for mean, old, new, chance in levels)
+    mean, old, new, _ = (sum(column) / len(column) for column in zip(*levels, strict=True))
     of_all = "" if len(levels) == len(known) else f" in which it is known (of {len(known)})"
     return (
         f"One temperature hides the difference between old and new classes in {hides} of {len(levels)} studies{of_all}:"
