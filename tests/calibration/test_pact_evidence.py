@@ -304,7 +304,7 @@ class TestReserve:
 
         def shared(inputs, names):
             streams = [ExampleStream(given, "valid", batch_size=7) for given in ((inputs, names), (second, labels))]
-            return count_shared(*streams)
+            return count_shared(*streams, torch.ones_like)
 
         assert shared(first, labels) == (0, 20)
         mixed = torch.cat([first[:17], second[17:]])

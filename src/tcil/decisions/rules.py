@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from tcil.foundation.arrays import (
     as_probabilities,
     label_columns,
 )
-from tcil.foundation.errors import CalibrationWarning, NotFittedError, invalid
+from tcil.foundation.errors import NotFittedError, invalid, warn
 from tcil.foundation.parameters import Parameterised
 from tcil.metrics.sample import check_share
 
@@ -208,12 +207,10 @@ class DecisionRule(Parameterised, ABC, Generic[Result]):
         if not isinstance(model, nn.Module):
             raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits or log-probabilities")
         if calibrated and not any(isinstance(part, CalibratedModel) for part in model.modules()):
-            warnings.warn(
+            warn(
                 f"model: {type(model).__name__} is not wrapped by a calibrator. The rule holds for the probabilities"
                 " that it was fitted on: wrap the model with their calibrator first, or say calibrated=False if they"
-                " were the softmax of the model itself.",
-                CalibrationWarning,
-                stacklevel=2,
+                " were the softmax of the model itself."
             )
         return DecidingModel(unwrap(model), self._head(), self.classes_)
 

@@ -208,11 +208,7 @@ def calibration_estimate(
     >>> round(estimate.ece, 3), estimate.noise_floor < 0.01, estimate.low < 0.4 < estimate.high
     (0.4, True, True)
     """
-    check_bins(n_bins)
-    n_resamples = whole_number(n_resamples, "n_resamples", 1, MOST_DRAWS)
-    seed = whole_number(seed, "seed", 0)
-    check_share(level, "level", "a number between 0 and 1, such as 0.95", whole=False)
-    level = float(level)
+    n_resamples, seed, level = _checked(n_bins, n_resamples, seed, level)
     sample = Sample.checked(probs, labels, sample_weight, classes)
 
     def estimate(s: Sample) -> CalibrationEstimate:
@@ -224,6 +220,15 @@ def calibration_estimate(
 
     whole, by_group = estimate(sample), by_group_of(estimate, sample, groups)
     return replace(whole, by_group=by_group)
+
+
+def _checked(n_bins: int, n_resamples: int, seed: int, level: float) -> tuple[int, int, float]:
+    """The options of a bootstrap as numbers, after a check of each."""
+    check_bins(n_bins)
+    n_resamples = whole_number(n_resamples, "n_resamples", 1, MOST_DRAWS)
+    seed = whole_number(seed, "seed", 0)
+    check_share(level, "level", "a number between 0 and 1, such as 0.95", whole=False)
+    return n_resamples, seed, float(level)
 
 
 def _bootstrap(s: Sample, n_bins: int, n_resamples: int, seed: int) -> tuple[float, Floats]:
@@ -348,11 +353,7 @@ def compare_calibration(
     >>> round(found.before, 2), round(found.after, 2), found.high < -0.1, found.verdict
     (0.3, 0.05, True, 'better')
     """
-    check_bins(n_bins)
-    n_resamples = whole_number(n_resamples, "n_resamples", 1, MOST_DRAWS)
-    seed = whole_number(seed, "seed", 0)
-    check_share(level, "level", "a number between 0 and 1, such as 0.95", whole=False)
-    level = float(level)
+    n_resamples, seed, level = _checked(n_bins, n_resamples, seed, level)
     names = None if classes is None else as_classes(classes, "classes")
     first, second = (
         Sample.checked(rows, labels, sample_weight, names, argument)

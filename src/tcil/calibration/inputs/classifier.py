@@ -241,9 +241,8 @@ def refuse_unready(tensors: Mapping[str, Tensor]) -> None:
 
 def checked_device(device: str | int | torch.device) -> torch.device:
     """The device, after a check that tensors can be moved to it and back."""
-    expected = "a device of this machine" + (
-        ", such as 'cuda' or 'cuda:1'" if torch.cuda.is_available() else ", such as 'cpu'"
-    )
+    such = "'cuda' or 'cuda:1'" if torch.cuda.is_available() else "'cpu'"
+    expected = f"a device of this machine, such as {such}"
     advice = "Leave device= out to use the model's device."
     try:
         checked = torch.device(device)

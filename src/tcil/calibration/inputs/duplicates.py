@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
 from tcil.calibration.inputs.examples import ExampleStream
 
 _LOOKED_AT = 4096  # numbers of an image, evenly spread over it, by which most images are told apart quickly
-_All = Callable[[Tensor], Tensor]
+Chosen = Callable[[Tensor], Tensor]  # which of some labels count
 
 
-def count_shared(stream: ExampleStream, other: ExampleStream, chosen: _All = torch.ones_like) -> tuple[int, int]:
+def count_shared(stream: ExampleStream, other: ExampleStream, chosen: Chosen) -> tuple[int, int]:
     """How many images of a stream are also in another, with the same label, and how many there are.
 
     Only images count whose labels are `chosen`. Both streams must hold tensors: others are not read for this.
@@ -31,7 +30,7 @@ def count_shared(stream: ExampleStream, other: ExampleStream, chosen: _All = tor
     return sum(_digest(row, label) in both for row, label in _rows(stream, chosen)), len(own)
 
 
-def _rows(stream: ExampleStream, chosen: _All) -> Iterator[tuple[Tensor, int]]:
+def _rows(stream: ExampleStream, chosen: Chosen) -> Iterator[tuple[Tensor, int]]:
     for inputs, labels in stream:
         for row, label, wanted in zip(inputs, labels.tolist(), chosen(labels.cpu()).tolist(), strict=True):
             if wanted:

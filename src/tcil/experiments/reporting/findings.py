@@ -147,7 +147,7 @@ def _chance(study: Study, name: str, group: str) -> float:
     By the normal approximation in each bin; 0 where no diagram was stored.
     """
     found = []
-    for row in _rows(study, name, first=1):
+    for row in _later_rows(study, name):
         bins = row.diagram(group)
         if bins is None or not sum(bins.count):
             continue
@@ -166,13 +166,13 @@ def _later(study: Study, name: str, metric: str) -> tuple[float, ...]:
 
 def _few(study: Study, name: str, group: str) -> bool:
     """Whether some task with old classes has hardly an image of a predicted group."""
-    diagrams = [bins for row in _rows(study, name, first=1) if (bins := row.diagram(group)) is not None]
+    diagrams = [bins for row in _later_rows(study, name) if (bins := row.diagram(group)) is not None]
     return any(sum(bins.count) < FEWEST for bins in diagrams)
 
 
-def _rows(study: Study, name: str, first: int = 0) -> list[CalibratorRow]:
-    """What a calibrator answered in all runs, from a task on."""
-    answers = [task.answer(name) for run in study.runs for task in run.tasks[first:]]
+def _later_rows(study: Study, name: str) -> list[CalibratorRow]:
+    """What a calibrator answered in all runs, after the tasks with old classes."""
+    answers = [task.answer(name) for run in study.runs for task in run.tasks[1:]]
     return [row for row in answers if row is not None]
 
 
@@ -184,7 +184,7 @@ def _percents(study: Study, name: str, metric: str) -> tuple[float, ...]:
 
 def _gap(study: Study, name: str, group: str) -> float | None:
     """Confidence minus accuracy of images of a predicted group, mean over later tasks and runs, in points."""
-    diagrams = [row.diagram(group) for row in _rows(study, name, first=1)]
+    diagrams = [row.diagram(group) for row in _later_rows(study, name)]
     gaps = [gap for bins in diagrams if bins is not None and (gap := _over_confidence(bins)) is not None]
     return sum(gaps) / len(gaps) if gaps else None
 
