@@ -3,13 +3,13 @@
     python -m research.pact train RUNS [WORLD...] [--reserve N] [--learners NAME...]   # final worlds, or those named
     python -m research.pact develop RUN...        # development runs, into docs/results/pact/development-two/
     python -m research.pact final RUNS            # once: final worlds not measured yet, into docs/results/pact/final/
-    python -m research.pact sizes RUNS            # other sizes and controls: train and measure, into .../sizes/
+    python -m research.pact sizes RUNS            # other sizes and controls: train and measure, into .../sizes-eight/
     python -m research.pact cifar RUN...          # once, with TCIL_DATA=DIR: runs without a reserve, into .../cifar100/
     python -m research.pact small RUN...          # once, with TCIL_DATA=DIR: round four, into .../small/
     python -m research.pact sixth RUN...          # once, with TCIL_DATA=DIR: round six, into .../round-six/
     python -m research.pact eighth RUN...         # once, with TCIL_DATA=DIR: round eight, into .../round-eight/
-    python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: train and measure, into .../imbalance/
-    python -m research.pact draws RUNS            # several validation sets of one network, into .../draws/
+    python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: train and measure, into .../imbalance-eight/
+    python -m research.pact draws RUNS            # several validation sets of one network, into .../draws-eight/
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 and D1 with and without it
     python -m research.pact constants [NAME...]   # PACT's constants, from the development runs of round one or others
     python -m research.pact tables NAME [WORLD...]  # every table of what is kept in docs/results/pact/NAME
@@ -75,9 +75,9 @@ def cost(out: Path) -> None:
 def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
     """Every table of what is kept under a name, of all worlds or of some."""
     own = {
-        "draws": lambda: draws.table(stored("draws")),
-        "imbalance": lambda: imbalance.table(stored("imbalance")),
-        "sizes": lambda: sizes.table(sizes.stored()),
+        **dict.fromkeys(("draws", draws.FOLDER), lambda: draws.table(stored(name))),
+        **dict.fromkeys(("imbalance", imbalance.FOLDER), lambda: imbalance.table(stored(name))),
+        **dict.fromkeys(("sizes", sizes.FOLDER), lambda: sizes.table(sizes.stored(name))),
         "small": lambda: small.tables(small.stored()),
         "round-five": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX, "round-five")),
         "one-temperature": lambda: rounds.one_temperature(),

@@ -9,7 +9,7 @@ from research.pact.tables import summary
 from tcil.foundation.files import replace_file
 
 PAGES = {
-    "docs/pact.md": ("spread", "round-eight", "verdicts"),
+    "docs/pact.md": ("spread", "round-eight", "sizes-eight", "imbalance-eight", "draws-eight", "verdicts"),
     "docs/pact-history.md": (
         "one-temperature", "round-seven", "round-six", "final", "small", "sizes", "imbalance", "draws",
     ),
@@ -26,10 +26,10 @@ def sections() -> dict[str, list[str]]:
         "verdicts": verdicts.table(),
         "round-six": rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
         "final": summary(stored("final", complete=True), short=True),
-        "sizes": sizes.table(sizes.stored()),
         "small": small.tables(small.stored()),
-        "imbalance": imbalance.table(stored("imbalance")),
-        "draws": draws.table(stored("draws")),
+        **{name: sizes.table(sizes.stored(name)) for name in ("sizes", sizes.FOLDER)},
+        **{name: imbalance.table(stored(name)) for name in ("imbalance", imbalance.FOLDER)},
+        **{name: draws.table(stored(name)) for name in ("draws", draws.FOLDER)},
     }
 
 

@@ -1,7 +1,9 @@
 """PACT in worlds of other sizes, with the frozen method: the command `python -m research.pact sizes`.
 
-Each setting changes one thing of the preset `letters` (20 tasks: of `letters-large`). The world with index i has the
-seed 110 + i, which also draws its class order, images and validation set. Nothing was tuned on these runs.
+Each setting changes one thing of the preset `letters` (20 tasks: of `letters-large`), or is another small dataset. The
+world with index i has the seed 170 + i, which also draws its class order, images and validation set. Nothing is tuned
+on these runs. The records in `sizes` are of rounds one to three, with seeds from 110 on; those of the present form are
+in `sizes-eight`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from research import ROOT
-from research.pact import measuring
+from research.pact import measuring, rounds
 from research.pact.methods import METHODS
 from research.pact.tables import mean, of_learner, ratio_errors, rms
 from research.pact.worlds import RESERVED
@@ -35,12 +37,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "as the preset": {},
     "label smoothing 0.1": {"learner_options": {"label_smoothing": 0.1}},
     "20 tasks of 2 classes": {"preset": "letters-large", "tasks": 20},
+    "noisy digits, 5 tasks of 2": {"preset": "digits"},
 }
 SAME_WORLD = {"label smoothing 0.1": "as the preset"}  # a control: the same seed with and without it
-LEARNERS = ("er", "der", "wa")
-ONLY = {"label smoothing 0.1": ("er",), "20 tasks of 2 classes": ("er",)}  # one has the option; the other is long
-FIRST_SEED = 110
-STORED = measuring.STORED / "sizes"
+LEARNERS = ("er", "der", "wa", "eeil")
+ONLY = {"label smoothing 0.1": ("er",), "20 tasks of 2 classes": ("er", "wa")}  # one has the option; the other is long
+FIRST_SEED = 170
+FOLDER = "sizes-eight"
+MEASURED = rounds.EIGHT.measured
 IMAGE = ROOT / "docs/images/pact-sizes.svg"
 SHOWN = {
     "Vanilla": ("x", "#777777"), "TS": ("v", "#b8860b"), "T-CIL": ("s", "#2a9d8f"), "PACT": ("o", "#1f4e9c"),
@@ -51,11 +55,10 @@ SHOWN = {
 def settings_of(name: str, learner: str) -> RunSettings:
     """The settings of a run, by the rule above."""
     seed = FIRST_SEED + list(SETTINGS).index(SAME_WORLD.get(name, name))
-    common = {
-        "preset": "letters", "learner": learner, "seed": seed, "class_order_seed": seed, "data_seed": seed,
-        "test_per_class": 320, "reserve": RESERVED,
-    }  # fmt: skip
-    return build({**common, **SETTINGS[name]})
+    common = {"learner": learner, "seed": seed, "class_order_seed": seed, "reserve": RESERVED}
+    drawn = {"preset": "letters", "data_seed": seed, "test_per_class": 320}  # of images that are drawn
+    own = SETTINGS[name]
+    return build({**common, **own} if own.get("preset") == "digits" else {**common, **drawn, **own})
 
 
 def chosen() -> list[tuple[str, str]]:
@@ -65,27 +68,27 @@ def chosen() -> list[tuple[str, str]]:
 
 def run(out: Path) -> None:
     """Train and measure what is missing, run by run; then print the table and draw the picture."""
-    STORED.mkdir(parents=True, exist_ok=True)
-    families = ("no old data", "reserve", "oracle")
-    methods = {name: apply for name, (family, apply) in METHODS.items() if family in families}
+    kept = measuring.STORED / FOLDER
+    kept.mkdir(parents=True, exist_ok=True)
+    methods = {name: METHODS[name][1] for name in (*rounds.BASES, *MEASURED, *rounds.WITH_RESERVE, *rounds.ORACLES)}
     for name, learner in chosen():
         settings = settings_of(name, learner)
-        path = STORED / f"{settings.name}.json"
+        path = kept / f"{settings.name}.json"
         if path.exists():
             continue
         Run(settings, out / settings.name).execute(["vanilla"])
-        record = measuring.measure(out / settings.name, methods)
+        record = measuring.measure(out / settings.name, methods, MEASURED)
         record["about"]["setting"] = name
         replace_file(path, (json.dumps(record) + "\n").encode())
         print(f"{name}, {learner}: done", flush=True)
-    records = stored()
+    records = stored(FOLDER)
     print("\n".join(table(records)))
     draw(records)
 
 
-def stored() -> list[dict[str, Any]]:
-    """What was measured, in the order of the settings."""
-    records = measuring.stored("sizes")
+def stored(folder: str) -> list[dict[str, Any]]:
+    """What was measured, of the present form or of an earlier one, in the order of the settings."""
+    records = rounds.stored(rounds.EIGHT, folder) if folder == FOLDER else measuring.stored(folder)
     order = chosen()
     return sorted(records, key=lambda record: order.index((record["about"]["setting"], record["about"]["learner"])))
 
