@@ -8,7 +8,7 @@
     python -m research.pact small RUN...          # once, with TCIL_DATA=DIR: round four, into .../small/
     python -m research.pact sixth RUN...          # once, with TCIL_DATA=DIR: round six, into .../round-six/
     python -m research.pact eighth RUN...         # once, with TCIL_DATA=DIR: round eight, into .../round-eight/
-    python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: train and measure, into .../imbalance-eight/
+    python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: into .../imbalance-eight/
     python -m research.pact draws RUNS            # several validation sets of one network, into .../draws-eight/
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 and D1 with and without it
     python -m research.pact constants [NAME...]   # PACT's constants, from the development runs of round one or others
