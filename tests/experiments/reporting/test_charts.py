@@ -10,6 +10,7 @@ import pytest
 from stored_runs import full_run, kept_run
 from tcil.experiments.reporting import charts, collect, figures
 from tcil.experiments.reporting.charts import Chart, Control, Legend, Panel
+from tcil.experiments.reporting.figures.parts import ERROR_OF
 
 EVIL = "</script><script>alert(1)</script>\"'><svg onload=x> datum.x"
 
@@ -52,7 +53,7 @@ class TestData:
         assert panel.datasets["values"]
         for row in panel.datasets["values"]:
             own = study.runs[0].tasks[row["task"]].answer(names[row["key"]])
-            assert row["value"] == pytest.approx(100 * own.metric(figures.ERROR_OF[row["group"]]), abs=1e-4)
+            assert row["value"] == pytest.approx(100 * own.metric(ERROR_OF[row["group"]]), abs=1e-4)
 
     def test_diagrams_are_of_every_task_and_group(self, study):
         chart = figures.reliability(study)

@@ -13,7 +13,7 @@ from stored_runs import command, stored, with_rows, with_settings
 from tcil.experiments.config.settings import build
 from tcil.experiments.reporting import collect, tables
 from tcil.experiments.reporting.collect import Study
-from tcil.experiments.reporting.decision_figures import claimed_and_achieved, risk_by_coverage
+from tcil.experiments.reporting.figures import claimed_and_achieved, risk_by_coverage
 from tcil.experiments.reporting.findings import sentences
 from tcil.experiments.reporting.guessing import guessing
 from tcil.experiments.runs.reasons import NoAnswer

@@ -19,13 +19,14 @@ from pydantic import JsonValue
 
 from tcil.experiments.reporting.charts import CONFIG, Chart, embedded, scripts, static_svg
 from tcil.experiments.reporting.collect import Study, shown, studies
-from tcil.experiments.reporting.decision_figures import claimed_and_achieved, risk_by_coverage
 from tcil.experiments.reporting.figures import (
+    claimed_and_achieved,
     error_by_class,
     error_by_task,
     errors_by_group,
     errors_by_study,
     reliability,
+    risk_by_coverage,
     search_trace,
     temperature_by_task,
 )

@@ -23,7 +23,7 @@ from tcil.experiments.reporting.charts import (
     touched,
 )
 from tcil.experiments.reporting.collect import Study
-from tcil.experiments.reporting.figures import (
+from tcil.experiments.reporting.figures.parts import (
     AT_FIRST,
     GROUP_TITLES,
     HEIGHT,
