@@ -11,6 +11,7 @@ import torch
 from pact_worlds import DIMENSIONS, IS_NEW, NEW, OLD, OVERCONFIDENCE, K, World, new_labels
 from scipy.optimize import minimize
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import tcil
 from tcil.calibration.calibrators.pact.constants import MEASURED
@@ -22,6 +23,10 @@ from tcil.calibration.calibrators.pact.evidence import (
     temperature_with_error,
 )
 from tcil.foundation.options import Verdict
+
+
+def loader(pair):
+    return DataLoader(TensorDataset(*map(torch.as_tensor, pair)), 16)
 
 
 class TestEvidence:
@@ -281,36 +286,42 @@ class TestReserve:
             tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=new)
         assert not seen
         mixed = tuple(torch.cat([part, held[old][:1]]) for part, held in zip(reserve, memory, strict=True))
-        with pytest.warns(tcil.CalibrationWarning, match=r"^reserve: got 1 of 9 images that are also in memory"):
-            pact = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=mixed)
-        assert pact.result_.n_reserve == 9
+        for given in (mixed, loader(mixed)):
+            with pytest.warns(tcil.CalibrationWarning, match=r"reserve .*also in memory.*reserve: 1 of 9 images"):
+                pact = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=given)
+            assert pact.result_.n_reserve == 9
+            assert Verdict.RESERVE_IN_MEMORY in pact.result_.verdicts
+        with pytest.raises(ValueError, match=r"^reserve: got .* also in memory"):
+            tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=loader(new))
 
     def test_exemplars_among_the_validation_images_are_told(self):
         world, memory, valid, _ = self.drawn(2)
         new = memory[1] >= OLD
         mixed = tuple(torch.cat([part, held[new][:3]]) for part, held in zip(valid, memory, strict=True))
-        with pytest.warns(tcil.CalibrationWarning, match=rf"^valid: got 3 of {len(valid[1]) + 3} images .* in memory"):
-            tcil.TCIL().fit(world.model, memory, mixed, NEW)
+        for given, held in ((mixed, memory), (loader(mixed), memory), (mixed, loader(memory))):
+            with pytest.warns(tcil.CalibrationWarning, match=rf"also in memory.*valid: 3 of {len(valid[1]) + 3} image"):
+                fitted = tcil.TCIL().fit(world.model, held, given, NEW)
+            assert fitted.result_.verdicts == (Verdict.VALID_IN_MEMORY,)
+            assert fitted.result_.n_valid_in_memory == 3
 
-    def test_only_the_same_image_with_the_same_label_is_shared(self):
+    def test_only_the_same_image_is_shared(self):
         """Most of a sparse input is zeros, where a sample of its numbers could be looked at."""
-        from tcil.calibration.inputs.duplicates import count_shared
-        from tcil.calibration.inputs.examples import ExampleStream
+        from tcil.calibration.inputs.duplicates import count_shared, digests_of
 
         generator, first, second = torch.Generator().manual_seed(0), torch.zeros(20, 50_000), torch.zeros(20, 50_000)
         for rows in (first, second):
             rows.scatter_(1, torch.randint(50_000, (20, 8), generator=generator), 1.0)
-        labels = torch.arange(20) % 4
+        everything = torch.ones(20, dtype=torch.bool)
 
-        def shared(inputs, names):
-            streams = [ExampleStream(given, "valid", batch_size=7) for given in ((inputs, names), (second, labels))]
-            return count_shared(*streams, torch.ones_like)
+        def shared(inputs, chosen=everything):
+            return count_shared(digests_of(inputs), chosen, set(digests_of(second)))
 
-        assert shared(first, labels) == (0, 20)
+        assert shared(first) == (0, 20)
         mixed = torch.cat([first[:17], second[17:]])
-        assert shared(mixed, labels) == (3, 20)
-        assert shared(mixed.double(), labels) == (3, 20)
-        assert shared(mixed, (labels + 1) % 4) == (0, 20)
+        assert shared(mixed) == (3, 20)
+        assert shared(mixed.double()) == (3, 20)
+        assert shared(mixed.reshape(20, 2, -1)) == (0, 20)
+        assert shared(mixed, torch.arange(20) < 18) == (1, 18)
 
     def test_stored_with_the_rest(self, tmp_path):
         world, memory, valid, reserve = self.drawn(2)

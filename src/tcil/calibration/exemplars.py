@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration.inputs.classifier import Classifier, told_of
+from tcil.calibration.inputs.duplicates import digests_of
 from tcil.calibration.inputs.examples import MAX_BATCHES, Batch, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.features import FeatureSpec
 from tcil.calibration.inputs.input_scale import InputScale
@@ -81,6 +82,8 @@ class Exemplars:
         How far the logits are apart; None if they do not differ.
     new_scale, old_scale : InputScale
         The range of the inputs of new and of old classes.
+    digests : frozenset of bytes
+        By which an image is found to be an exemplar.
     """
 
     classifier: Classifier
@@ -98,6 +101,7 @@ class Exemplars:
     logit_spread: LogitSpread | None
     new_scale: InputScale
     old_scale: InputScale
+    digests: frozenset[bytes]
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -213,6 +217,7 @@ class _CleanPass:
         self._new_scale, self._old_scale, self._moments = InputScale(), InputScale(), _Moments()
         self._means, self._hits, self._width = ClassMeans(), 0, 0
         self._own_logits = list[Tensor]()  # of the batches that this rank counts
+        self._digests = set[bytes]()
 
     def look(self, inputs: Tensor, labels: Tensor) -> None:
         """Record the new exemplars of a batch and the range of its inputs."""
@@ -222,6 +227,7 @@ class _CleanPass:
         self._new_scale.add(self._new_inputs[-1])
         self._old_scale.add(inputs, ~new)
         self._moments.add(inputs)
+        self._digests.update(digests_of(inputs))
 
     def run(self, inputs: Tensor, labels: Tensor, *, counted: bool) -> None:
         """Compute logits and features of a batch; `counted` on one rank only."""
@@ -269,6 +275,7 @@ class _CleanPass:
             logit_spread=self._logit_spread(len(columns), len(classes)),
             new_scale=self._new_scale,
             old_scale=self._old_scale,
+            digests=frozenset(self._digests),
         )
 
     def _logit_spread(self, n_exemplars: int, n_classes: int) -> LogitSpread | None:

@@ -111,6 +111,15 @@ class Verdict(Option):
         "the target lies beyond magnitude 1 and the inputs have a larger scale,"
         " so the search was extended to that scale",
     )
+    VALID_IN_MEMORY = (
+        "valid_in_memory",
+        "some validation images are also in memory: they were trained on, so T will be too low",
+    )
+    RESERVE_IN_MEMORY = (
+        "reserve_in_memory",
+        "some images of the reserve are also in memory: they were trained on, and make the network look better than it"
+        " is",
+    )
     OLD_ROWS_IN_VALID = "old_rows_in_valid", "validation rows of old classes were found and not used"
     CLASSES_NOT_IN_VALID = "classes_not_in_valid", "some new class has no validation row"
     EXEMPLARS_AT_CHANCE = (

@@ -21,7 +21,7 @@ from tcil.calibration.exemplars import (
     read_exemplars,
 )
 from tcil.calibration.inputs.classifier import Classifier, UsedWeights
-from tcil.calibration.inputs.duplicates import count_shared
+from tcil.calibration.inputs.duplicates import count_shared, digests_of
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.features import FeatureSource, FeatureSpec
 from tcil.calibration.inputs.input_scale import InputScale
@@ -76,6 +76,8 @@ class TCILResult(Record):
         Number of exemplars in memory, and of those of new classes.
     n_valid, n_valid_ignored : int
         Number of validation rows of new classes, and of old classes, which are not used.
+    n_valid_in_memory : int
+        How many of `n_valid` are also exemplars, which training has seen.
 
     Examples
     --------
@@ -108,6 +110,7 @@ class TCILResult(Record):
     n_new_exemplars: int
     n_valid: int
     n_valid_ignored: int
+    n_valid_in_memory: int = 0
 
 
 class SeenModel(TypedDict):
@@ -142,6 +145,8 @@ class TCILEvidence(Record):
         Description of the range of the inputs.
     spread : LogitSpread or None
         How far the logits of the exemplars are apart, without a perturbation; None if they do not differ.
+    exemplars : frozenset of bytes
+        Digests of the images in memory.
 
     Examples
     --------
@@ -167,6 +172,7 @@ class TCILEvidence(Record):
     model: SeenModel
     scales: str = ""
     spread: LogitSpread | None = None
+    exemplars: frozenset[bytes] = frozenset()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -341,7 +347,6 @@ class TCIL(SingleTemperature[TCILResult]):
             stream = partial(ExampleStream, batch_size=self.batch_size, unpack=unpack, max_batches=max_batches)
             memory_stream, valid_stream = stream(memory, "memory"), stream(valid, "valid")
             _check_known_labels(memory_stream, valid_stream, names, new)
-            _warn_of_shared(valid_stream, memory_stream, new)
             with Classifier(model, features=features, device=self.device) as classifier:
                 exemplars = read_exemplars(classifier, memory_stream, names, places, new)
                 validation = _read_validation(exemplars, valid_stream)
@@ -352,7 +357,7 @@ class TCIL(SingleTemperature[TCILResult]):
         seen = _seen_model(model, exemplars)
         return TCILEvidence(
             result, exemplars.classes, exemplars.is_new, validation.rows, answer.pushed, seen, scales,
-            exemplars.logit_spread,
+            exemplars.logit_spread, exemplars.digests,
         )  # fmt: skip
 
     def _calibrate(self, exemplars: Exemplars, valid: _Validation) -> _Answer:
@@ -391,10 +396,14 @@ class TCIL(SingleTemperature[TCILResult]):
 
 @dataclass(frozen=True, eq=False)
 class _Validation:
-    """The validation set without rows of old classes, the number of those, and the range of all inputs."""
+    """The validation set without rows of old classes, the number of those, and the range of all inputs.
+
+    `n_exemplars` of its rows are also in memory.
+    """
 
     rows: tuple[Tensor, Tensor]
     n_ignored: int
+    n_exemplars: int
     scale: InputScale
     half_precision: bool
 
@@ -410,10 +419,11 @@ class _Answer:
 
 
 def _read_validation(exemplars: Exemplars, stream: ExampleStream) -> _Validation:
-    scale = InputScale()
+    scale, digests = InputScale(), list[bytes]()
 
     def noted(inputs: Tensor) -> Tensor:
         scale.add(inputs)
+        digests.extend(digests_of(inputs))
         return inputs
 
     logits, labels = stream_logits(exemplars.classifier, stream, noted)
@@ -421,18 +431,8 @@ def _read_validation(exemplars: Exemplars, stream: ExampleStream) -> _Validation
     logits, new = exemplars.pick(logits), exemplars.is_new[columns]
     check_own_unmasked(logits, columns, exemplars.classes, "valid labels")
     warn_of_other_masks(logits, "model", exemplars.classes)
-    return _Validation((logits[new], columns[new]), int((~new).sum()), scale, stream.half_precision)
-
-
-def _warn_of_shared(valid: ExampleStream, memory: ExampleStream, new: Iterable[int]) -> None:
-    """Warn of validation images of new classes that are exemplars; only where both are tensors."""
-    if valid.labels is None or memory.labels is None:
-        return
-    recent = torch.tensor(sorted(new))
-    shared, rows = count_shared(valid, memory, lambda labels: torch.isin(labels, recent))
-    if shared:
-        given = f"{shared} of {rows} images that are also in memory"
-        warn(f"valid: got {given}; expected images that were never trained on. T will be too low.")
+    shared, _ = count_shared(digests, new, exemplars.digests)
+    return _Validation((logits[new], columns[new]), int((~new).sum()), shared, scale, stream.half_precision)
 
 
 def _check_known_labels(
@@ -459,6 +459,7 @@ def _noted(exemplars: Exemplars, valid: _Validation, scales_differ: bool) -> tup
     """Verdicts about the data, independent of the search."""
     new, present = exemplars.is_new.nonzero().squeeze(1).tolist(), set(valid.rows[1].tolist())
     seen = {
+        Verdict.VALID_IN_MEMORY: valid.n_exemplars > 0,
         Verdict.OLD_ROWS_IN_VALID: valid.n_ignored > 0,
         Verdict.CLASSES_NOT_IN_VALID: not present.issuperset(new),
         Verdict.EXEMPLARS_AT_CHANCE: exemplars.at_chance,
@@ -486,6 +487,7 @@ def _result(answer: _Answer, exemplars: Exemplars, valid: _Validation, noted: tu
         n_new_exemplars=len(exemplars.new_inputs),
         n_valid=target.n_samples,
         n_valid_ignored=valid.n_ignored,
+        n_valid_in_memory=valid.n_exemplars,
     )
 
 
@@ -495,9 +497,11 @@ def _seen_model(model: nn.Module, exemplars: Exemplars) -> SeenModel:
     return SeenModel(head_width=exemplars.classifier.width, columns=places, source=source, model_hash=used)
 
 
-def warn_of(result: TCILResult, who: str, scales: str) -> None:
-    """Warn of every unusual verdict; `scales` describes the range of the inputs."""
+def warn_of(result: TCILResult, who: str, scales: str, reserve: str = "") -> None:
+    """Warn of every unusual verdict; `scales` describes the range of the inputs, `reserve` what is wrong with it."""
     details = {
+        Verdict.VALID_IN_MEMORY: f"valid: {result.n_valid_in_memory} of {result.n_valid} images",
+        Verdict.RESERVE_IN_MEMORY: reserve,
         Verdict.OLD_ROWS_IN_VALID: f"valid: {result.n_valid_ignored} rows",
         Verdict.CLASSES_NOT_IN_VALID: f"valid: {result.n_valid} rows",
         Verdict.EXEMPLARS_AT_CHANCE: f"{result.n_exemplars} exemplars",

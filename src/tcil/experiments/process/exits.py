@@ -135,13 +135,21 @@ def _ended(code: ExitCode, text: str, mark: str = "") -> SystemExit:
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of an error's message, which is usually the most informative."""
+    """The last line of an error's message, which is usually the most informative, and what was noted of it.
+
+    >>> error = RuntimeError("first line\\nno room")
+    >>> error.add_note("memory: the model was run on inputs of shape (2, 3), torch.float32.")
+    >>> last_line(error)
+    'RuntimeError: no room (memory: the model was run on inputs of shape (2, 3), torch.float32)'
+    """
     if missing := missing_extra(error):
         return missing
     if isinstance(error, RunFailed) and error.__cause__ is not None:
         error = error.__cause__
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if isinstance(error, ValueError) and lines else f"{type(error).__name__}: {(lines or [''])[-1]}"
+    last = lines[-1] if isinstance(error, ValueError) and lines else f"{type(error).__name__}: {(lines or [''])[-1]}"
+    notes = "; ".join(note.rstrip(".") for note in getattr(error, "__notes__", ()))
+    return f"{last} ({notes})" if notes else last
 
 
 def note_error(folder: Path) -> None:

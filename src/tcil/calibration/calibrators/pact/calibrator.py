@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,13 @@ from tcil.calibration.calibrators.pact.imbalance import Imbalance, imbalance_rat
 from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult, warn_of
 from tcil.calibration.exemplars import as_new_classes, check_coverage
 from tcil.calibration.inputs.classifier import Classifier, weights_hash
-from tcil.calibration.inputs.duplicates import count_shared
+from tcil.calibration.inputs.duplicates import count_shared, digests_of
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.features import FeatureSpec
 from tcil.calibration.prediction import stream_logits
 from tcil.foundation import random_state
 from tcil.foundation.arrays import check_own_unmasked, classes_and_columns, label_columns, pick_columns
-from tcil.foundation.errors import invalid, warn
+from tcil.foundation.errors import invalid
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
 
@@ -316,7 +316,8 @@ class PACT(Calibrator[PACTResult]):
                         label_columns(spare.labels, names, "reserve labels", len(names), spare.doubt)
                         _check_old(spare.labels, names, new)
                 if spare is not None and spare.labels is not None and held.labels is not None:
-                    _check_unseen(spare, held, new)
+                    old = ~torch.isin(spare.labels, torch.tensor(new))
+                    _check_unseen(_all_digests(spare), old, frozenset(_all_digests(held)))
             evidence = self._t_cil().evidence(
                 model, memory, valid, new, classes=classes, columns=columns, features=features, unpack=unpack,
                 max_batches=max_batches,
@@ -332,7 +333,8 @@ class PACT(Calibrator[PACTResult]):
         )
         memo = {**beliefs.memo(), "model": weights_hash(model)} if beliefs.informed else history
         self._fitted(mapping, evidence.classes, result, **evidence.model, history=memo)
-        warn_of(replace(evidence.result, verdicts=result.verdicts), "PACT", evidence.scales)
+        said = "" if kept is None else kept.said
+        warn_of(replace(evidence.result, verdicts=result.verdicts), "PACT", evidence.scales, said)
         return self
 
     def _read_reserve(
@@ -342,20 +344,25 @@ class PACT(Calibrator[PACTResult]):
         evidence: TCILEvidence,
         places: tuple[int, ...] | None,
         features: FeatureSpec | None,
-    ) -> Labelled:
+    ) -> _Reserve:
         """Logits and columns of the rows of old classes in the reserve."""
-        names = evidence.classes
+        names, digests = evidence.classes, list[bytes]()
+
+        def noted(inputs: Tensor) -> Tensor:
+            digests.extend(digests_of(inputs))
+            return inputs
+
         with Classifier(model, features=features, device=self.device) as classifier:
-            logits, labels = stream_logits(classifier, stream)
+            logits, labels = stream_logits(classifier, stream, noted)
         own = label_columns(labels, names, "reserve labels", len(names), stream.doubt)
         logits = pick_columns(logits, len(names), places)
         check_own_unmasked(logits, own, names, "reserve labels")
         old = ~evidence.is_new[own]
         _check_old(labels, names, [name for name, is_new in zip(names, evidence.is_new, strict=True) if is_new])
-        return logits[old], own[old]
+        return _Reserve((logits[old], own[old]), _check_unseen(digests, old, evidence.exemplars))
 
     def _weighed(
-        self, evidence: TCILEvidence, ratio: float, history: History | None, reserve: Labelled | None
+        self, evidence: TCILEvidence, ratio: float, history: History | None, reserve: _Reserve | None
     ) -> tuple[PACTResult, PACTFilter]:
         """What earlier tasks left, moved to this one, and the evidence of this one, weighed."""
         has_old = not bool(evidence.is_new.all())
@@ -368,15 +375,16 @@ class PACT(Calibrator[PACTResult]):
         first = None if has_old else beliefs.first_answer(evidence)
         pieces, informed = beliefs.weigh(evidence), beliefs.informed
         now = first or beliefs.as_evidence("all")
-        if reserve is not None and (found := beliefs.with_reserve(evidence, reserve)) is not None:
+        if reserve is not None and (found := beliefs.with_reserve(evidence, reserve.rows)) is not None:
             said, now = found
             pieces.append(said)
         inverted = has_old and ratio < _INVERTED
         odd = max(beliefs.surprises, default=0.0) > constants.most_surprise
         verdicts = _verdicts(
-            evidence.result.verdicts, pieces, informed=beliefs.informed, inverted=inverted, contradicted=odd
-        )
-        kept = 0 if reserve is None else len(reserve[1])
+            evidence.result.verdicts, pieces, informed=beliefs.informed, inverted=inverted, contradicted=odd,
+            trained=reserve is not None and reserve.n_exemplars > 0,
+        )  # fmt: skip
+        kept = 0 if reserve is None else len(reserve.rows[1])
         known_before = history is not None or (beliefs.informed and evidence.spread is not None)
         weighed = (before, *pieces) if known_before else tuple(pieces)
         result = _result(beliefs, now, ratio, verdicts, weighed, evidence.result, kept)
@@ -392,15 +400,28 @@ def _check_old(labels: Tensor, classes: Iterable[int], new: Iterable[int]) -> No
         raise invalid("reserve", given, expected, "Pass reserve=None until there are some.")
 
 
-def _check_unseen(reserve: ExampleStream, memory: ExampleStream, new: Iterable[int]) -> None:
-    """Refuse a reserve of which most old images are exemplars, which training has memorised; warn of some."""
-    recent = torch.tensor(sorted(new))
-    trained, rows = count_shared(reserve, memory, lambda labels: ~torch.isin(labels, recent))
-    given, expected = f"{trained} of {rows} images that are also in memory", "images that were never trained on"
+class _Reserve(NamedTuple):
+    """The images of old classes in a reserve, and how many of them are exemplars."""
+
+    rows: Labelled
+    n_exemplars: int
+
+    @property
+    def said(self) -> str:
+        return f"reserve: {self.n_exemplars} of {len(self.rows[1])} images"
+
+
+def _check_unseen(reserve: list[bytes], old: Tensor, memory: frozenset[bytes]) -> int:
+    """Refuse a reserve of which most old images are exemplars, which training has memorised; else how many are."""
+    trained, rows = count_shared(reserve, old, memory)
     if 2 * trained > rows:
-        raise invalid("reserve", given, expected)
-    if trained:
-        warn(f"reserve: got {given}; expected {expected}. They make the network look better than it is.")
+        given = f"{trained} of {rows} images that are also in memory"
+        raise invalid("reserve", given, "images that were never trained on")
+    return trained
+
+
+def _all_digests(stream: ExampleStream) -> list[bytes]:
+    return [digest for inputs, _ in stream for digest in digests_of(inputs)]
 
 
 def _check_history_of(model: nn.Module, history: History | None) -> None:
@@ -412,7 +433,13 @@ def _check_history_of(model: nn.Module, history: History | None) -> None:
 
 
 def _verdicts(
-    of_t_cil: tuple[Verdict, ...], pieces: list[PACTEvidence], *, informed: bool, inverted: bool, contradicted: bool
+    of_t_cil: tuple[Verdict, ...],
+    pieces: list[PACTEvidence],
+    *,
+    informed: bool,
+    inverted: bool,
+    contradicted: bool,
+    trained: bool,
 ) -> tuple[Verdict, ...]:
     """T-CIL's own, without those that do not matter where there is other evidence, and what PACT adds."""
     kept, added = set(of_t_cil) - {Verdict.OK}, list[Verdict]()
@@ -426,6 +453,8 @@ def _verdicts(
         added.append(Verdict.NOT_IDENTIFIED)
     if inverted:
         added.append(Verdict.IMBALANCE_BELOW_ONE)
+    if trained:
+        added.append(Verdict.RESERVE_IN_MEMORY)
     if contradicted:
         added.append(Verdict.OUT_OF_DEPTH)
     return (*(verdict for verdict in of_t_cil if verdict in kept), *added) or (Verdict.OK,)
