@@ -112,7 +112,7 @@ class TestModel:
             tcil.TCIL().fit(Watched(), (X, torch.arange(40) % 8), (XV, YV + 4), [6, 7])
 
     def test_more_classes_than_columns(self):
-        with pytest.raises(ValueError, match=r"classes: got 5 labels; expected at most 4 logit columns"):
+        with pytest.raises(ValueError, match=r"classes: got 5 labels; expected at most 4, as the model has"):
             tcil.TCIL().fit(Watched(), (X, torch.arange(40) % 5), (XV, YV), [2, 3], classes=[0, 1, 2, 3, 4])
 
     def test_probabilities_for_logits(self):

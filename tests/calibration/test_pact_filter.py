@@ -389,6 +389,27 @@ class TestHistory:
         moved = tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history=elsewhere)
         assert again.temperature_ < moved.temperature_ < math.exp(elsewhere["log_temperature"][0])
 
+    def test_a_repeated_partial_fit_replaces_the_last_one(self, tmp_path):
+        """As after a wrong argument in a notebook, or a crash between save and the next task."""
+        world = World(20.0, seed=5)
+        memory, valid = world.memory(), world.draw(new_labels(100))
+        once, twice = tcil.PACT(), tcil.PACT()
+        twice.partial_fit(world.model, memory, valid, NEW, imbalance=2.0)
+        for pact in (once, twice):
+            pact.partial_fit(world.model, memory, valid, NEW, imbalance=20.0)
+        assert twice.result_ == once.result_
+        with torch.no_grad():
+            world.model.bias += 1e-4  # the next task
+        once.partial_fit(world.model, memory, valid, NEW, imbalance=20.0)
+        twice.partial_fit(world.model, memory, valid, NEW, imbalance=3.0)
+        twice = tcil.load(twice.save(tmp_path / "pact.json"))
+        twice.partial_fit(model=world.model, memory=memory, valid=valid, new_classes=NEW, imbalance=20.0)
+        assert twice.result_ == once.result_
+        assert twice.history_ == once.history_
+        assert "before" not in once.history_["before"]
+        with pytest.raises(ValueError, match="history: got"):
+            tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history={**once.history_, "before": {}})
+
     def test_drift_makes_it_less_certain_and_the_bias_follows_the_imbalance(self):
         state = PACTFilter.of(MEMO, 2.5, TARGET)
         assert (state.log_t.mean, state.log_t.variance) == pytest.approx((0.7, 0.01 + MEASURED.temperature_drift**2))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
+import tcil
 from tcil import decisions
 from tcil.decisions import DecisionVerdict, ModelBasedThreshold, PromiseKind, RiskThreshold, bounds
 
@@ -255,6 +256,22 @@ def test_wrapped_network_decides_as_the_rule_does(drawn, groups):
     again_labels, again = exported.module()(inputs[:7])
     assert torch.equal(again_labels, labels[:7])
     assert torch.equal(again, accepted[:7])
+
+
+def test_wrap_refuses_a_calibrated_model_of_other_classes(drawn):
+    rule = ModelBasedThreshold(risk=0.1, groups="predicted").fit(drawn[0], NEW)
+    logits, labels = torch.from_numpy(drawn[0]).log(), torch.from_numpy(drawn[1])
+    turned = tuple(reversed(rule.classes_))
+    calibrated = [
+        tcil.TemperatureScaling().fit(logits, labels, classes=names).wrap(torch.nn.Identity())
+        for names in (rule.classes_, turned)
+    ]
+    rule.wrap(calibrated[0])
+    with pytest.raises(ValueError, match=r"^model: got a calibrated model of the classes \[11, 10.*classes=calibrator"):
+        rule.wrap(calibrated[1])
+    with pytest.warns(tcil.CalibrationWarning, match="not wrapped") as caught:
+        rule.wrap(torch.nn.Identity())
+    assert caught[0].filename == __file__
 
 
 def test_rules_are_read_back_as_they_were(drawn, tmp_path):

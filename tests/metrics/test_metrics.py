@@ -344,6 +344,13 @@ class TestComparison:
         back = metrics.compare_calibration(good, poor, labels)
         assert (back.low, back.high, back.verdict) == (pytest.approx(-found.high), pytest.approx(-found.low), "worse")
 
+    def test_prints_the_verdict_of_each_group(self):
+        labels = np.arange(400) % 10 // 6
+        before, after = np.tile([0.9, 0.1], (400, 1)), np.tile([0.65, 0.35], (400, 1))
+        printed = str(metrics.compare_calibration(before, after, labels, groups=np.repeat(["old", "new"], 200)))
+        assert "verdict        better" in printed
+        assert "by group: old  0.3 -> 0.05 (better)" in printed
+
     def test_equal_errors_are_seldom_told_apart(self):
         """Over- and under-confident by 0.05: 5 % of verdicts should be wrong, 6 of 120."""
         rng, told = np.random.default_rng(8), 0
@@ -392,12 +399,14 @@ class TestComparison:
         [
             (PROBS[:, :-1] / PROBS[:, :-1].sum(axis=1, keepdims=True), "after: got 6 classes; expected 7, as before"),
             (np.log(PROBS), "after: got values from"),
-            (PROBS[:5], "labels: got"),
+            (PROBS[:5], "after: got 5 rows; expected"),
         ],
     )
     def test_what_does_not_fit_is_refused(self, after, message):
         with pytest.raises(ValueError, match=message):
             metrics.compare_calibration(PROBS, after, np.minimum(LABELS, 5))
+        with pytest.raises(ValueError, match="^before: got 5 rows; expected"):
+            metrics.compare_calibration(PROBS[:5], PROBS, LABELS)
 
 
 def test_predicted_groups_in_label_space():

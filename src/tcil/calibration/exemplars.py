@@ -27,7 +27,7 @@ from tcil.foundation.arrays import (
     pick_columns,
     without_masked,
 )
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, shortened
 from tcil.foundation.records import Record
 
 BATCH_SIZE = 64
@@ -349,16 +349,17 @@ def check_coverage(
     unknown = sorted((set(new) | available) - set(names)) if names is not None else []
     if unknown:
         where = "new_classes" if set(unknown) & set(new) else "memory labels"
-        raise invalid(where, f"the labels {unknown[:8]}", f"labels among the {len(wanted)} in classes=", doubt)
+        expected = f"labels among the {len(wanted)} in classes= or columns="
+        raise invalid(where, f"the labels {shortened(unknown)}", expected, doubt)
     absent = sorted(set(new) - available)
     if absent:
         raise invalid(
             "new_classes",
-            f"the labels {absent[:8]} without an exemplar in memory",
+            f"the labels {shortened(absent)} without an exemplar in memory",
             "exemplars of every class",
             f"Update the memory with the new task before calibrating. {doubt}",
         )
-    missing = list(itertools.islice((label for label in wanted if label not in available), 8))
+    missing = list(itertools.islice((label for label in wanted if label not in available), 9))
     if missing:
         how = (
             "Without classes=, the logit columns are the labels 0 to the largest one; otherwise pass classes=. If a"
@@ -367,7 +368,10 @@ def check_coverage(
             else "Leave it out of classes= if the model has not learned it."
         )
         raise invalid(
-            "memory", f"no exemplar of the classes {missing}", "at least one of every class", f"{how} {doubt}"
+            "memory",
+            f"no exemplar of the classes {shortened(missing)}",
+            "at least one of every class",
+            f"{how} {doubt}",
         )
     if len(wanted) < 2:
         raise invalid("memory", "exemplars of a single class", "at least two classes", doubt)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tcil.foundation.arrays import ArrayLike, Floats, as_classes, as_tensor, logits_and_columns
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, shortened
 from tcil.foundation.options import Option
 from tcil.foundation.records import Record
 
@@ -87,9 +87,13 @@ def log_prior_of(prior: Any, classes: tuple[int, ...]) -> Tensor:
         prior = dict(zip(prior.classes, prior.prior, strict=True))
     if isinstance(prior, Mapping):
         labels = as_classes(list(prior), "prior")
-        missing, unknown = (sorted(a - b)[:8] for a, b in ((set(classes), set(labels)), (set(labels), set(classes))))
+        missing, unknown = (sorted(a - b) for a, b in ((set(classes), set(labels)), (set(labels), set(classes))))
         if missing or unknown:
-            given = f"no frequency of the classes {missing}" if missing else f"frequencies of the classes {unknown}"
+            given = (
+                f"no frequency of the classes {shortened(missing)}"
+                if missing
+                else f"frequencies of the classes {shortened(unknown)}"
+            )
             raise invalid("prior", given, f"one for each of the {len(classes)} classes in classes_")
         by_label = dict(zip(labels, prior.values(), strict=True))
         prior = [by_label[label] for label in classes]
@@ -97,7 +101,7 @@ def log_prior_of(prior: Any, classes: tuple[int, ...]) -> Tensor:
     if values.shape != (len(classes),):
         raise invalid("prior", f"shape {tuple(values.shape)}", f"({len(classes)},), one frequency for each class")
     if not bool(torch.isfinite(values).all()) or bool((values < 0).any()) or not bool((values > 0).any()):
-        raise invalid("prior", f"{values.tolist()[:8]}", "frequencies of 0 or more, not all of them 0")
+        raise invalid("prior", shortened(values.tolist()), "frequencies of 0 or more, not all of them 0")
     values = values / values.max()
     return (values / values.sum()).log()
 
@@ -176,8 +180,8 @@ def _confusion(logits: Tensor, columns: Tensor, classes: tuple[int, ...]) -> tup
     table = np.bincount(places, minlength=n * n).reshape(n, n).astype(float)
     counts: Floats = table.sum(axis=0)
     if not counts.all():
-        absent = [classes[place] for place in np.flatnonzero(counts == 0)[:8]]
-        raise invalid("labelled", f"no rows of the classes {absent}", "held-out images of every class")
+        absent = [classes[place] for place in np.flatnonzero(counts == 0)]
+        raise invalid("labelled", f"no rows of the classes {shortened(absent)}", "held-out images of every class")
     return table / counts, counts
 
 

@@ -25,7 +25,7 @@ from tcil.foundation.arrays import (
     as_probabilities,
     label_columns,
 )
-from tcil.foundation.errors import NotFittedError, invalid, warn
+from tcil.foundation.errors import NotFittedError, invalid, shortened, warn
 from tcil.foundation.parameters import Parameterised
 from tcil.metrics.sample import check_share
 
@@ -82,7 +82,7 @@ def new_columns(names: tuple[int, ...], new_classes: Iterable[Any] | None) -> Bo
         return np.zeros(len(names), bool)
     new = set(as_classes(new_classes, "new_classes", ordered=False))
     if unknown := sorted(new.difference(names)):
-        raise invalid("new_classes", f"the labels {unknown[:5]}", f"labels among the {len(names)} columns")
+        raise invalid("new_classes", f"the labels {shortened(unknown)}", f"labels among the {len(names)} columns")
     return np.array([name in new for name in names], bool)
 
 
@@ -98,10 +98,9 @@ def refuse_used(ids: ArrayLike | None, used_ids: ArrayLike | None, n: int) -> No
         raise invalid("ids", "the same image twice", "every calibration image once: copies are not independent")
     common = np.intersect1d(own, used)
     if len(common):
-        shown = ", ".join(map(str, common[:5].tolist()))
         raise invalid(
             "ids",
-            f"{len(common)} images that were used before ({shown}{', ...' if len(common) > 5 else ''})",
+            f"{len(common)} images that were used before {shortened(common.tolist())}",
             "images that neither the network nor the calibrator has seen",
             "Keep a reserve out of training, and fit the calibrator on other images.",
         )
@@ -212,7 +211,12 @@ class DecisionRule(Parameterised, ABC, Generic[Result]):
                 " that it was fitted on: wrap the model with their calibrator first, or say calibrated=False if they"
                 " were the softmax of the model itself."
             )
-        return DecidingModel(unwrap(model), self._head(), self.classes_)
+        served = unwrap(model)
+        if isinstance(served, CalibratedModel) and served.classes != self.classes_:
+            given = f"a calibrated model of the classes {shortened(served.classes)}"
+            expected = f"the classes of the rule, {shortened(self.classes_)}, in this order"
+            raise invalid("model", given, expected, "Pass classes=calibrator.classes_ to fit of the rule.")
+        return DecidingModel(served, self._head(), self.classes_)
 
     # disk ----------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tcil.foundation.errors import invalid, warn
+from tcil.foundation.errors import invalid, shortened, warn
 
 NotTensor: TypeAlias = npt.NDArray[Any] | Sequence[Any]  # input for which results are numpy arrays
 ArrayLike: TypeAlias = Tensor | NotTensor
@@ -175,7 +175,7 @@ def warn_of_other_masks(logits: Tensor, argument: str, classes: Sequence[int] | 
     columns = low.any(dim=0).nonzero().squeeze(1).tolist()
     names = columns if classes is None else [classes[column] for column in columns]
     warn(
-        f"{argument}: the logits of the classes {_short(names)} are about {least:.3g} in"
+        f"{argument}: the logits of the classes {shortened(names, 6)} are about {least:.3g} in"
         f" {int(low.any(dim=1).sum())} of {len(logits)} rows, far below all others, and are used as they are. If these"
         " classes are masked, use -inf: logits.masked_fill(mask, -torch.inf).",
     )
@@ -357,7 +357,7 @@ def as_classes(value: Iterable[Any], argument: str, *, ordered: bool = True) -> 
         raise invalid(argument, "no class labels", "at least one class label")
     if len(set(classes)) != len(classes):
         twice = sorted(label for label, count in Counter(classes).items() if count > 1)
-        raise invalid(argument, f"repeated labels {twice[:5]}", "each class label once")
+        raise invalid(argument, f"repeated labels {shortened(twice)}", "each class label once")
     return tuple(classes)
 
 
@@ -395,7 +395,9 @@ def label_columns(
     place = torch.searchsorted(ordered, labels).clamp(max=len(table) - 1)
     unknown = ordered[place] != labels
     if bool(unknown.any()):
-        raise invalid(argument, f"the label {labels[unknown][0].item()}", f"labels in classes={_short(classes)}", doubt)
+        raise invalid(
+            argument, f"the label {labels[unknown][0].item()}", f"labels in classes={shortened(classes, 6)}", doubt
+        )
     return order[place]
 
 
@@ -437,7 +439,7 @@ def classes_and_columns(
     if columns is None:
         return names, None
     places = as_classes(columns, "columns")
-    wrong = f"{len(places)} columns, {_short(places)}"
+    wrong = f"{len(places)} columns, {shortened(places)}"
     if min(places) < 0:
         raise invalid("columns", wrong, "column numbers of 0 or more")
     if names is not None and len(places) != len(names):
@@ -451,7 +453,8 @@ def pick_columns(logits: Tensor, n_classes: int, columns: Sequence[int] | None, 
     if needed > logits.shape[1]:
         what = "columns" if columns is not None else argument
         given = f"column {max(columns)}" if columns is not None else f"{n_classes} labels"
-        raise invalid(what, given, f"at most {logits.shape[1]} logit columns, as the model has")
+        expected = f"columns from 0 to {logits.shape[1] - 1}" if columns is not None else f"at most {logits.shape[1]}"
+        raise invalid(what, given, f"{expected}, as the model has {logits.shape[1]} logit columns")
     if columns is None:
         return logits[:, :n_classes]
     return logits.index_select(1, torch.tensor(columns, device=logits.device))
@@ -496,8 +499,3 @@ def as_weights(value: object, length: int) -> Floats:
         weights = np.ldexp(weights, -int(np.frexp(most)[1]))  # a power of two, so that sums stay within float64
     normalised: Floats = weights * (length / weights.sum())
     return normalised
-
-
-def _short(classes: Sequence[int]) -> str:
-    shown = ", ".join(map(str, classes[:6]))
-    return f"[{shown}{', ...' if len(classes) > 6 else ''}]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
+import itertools
 import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ from contextvars import ContextVar
 # Packages that call each other between the user's line and a warning, frameworks with integrations among them.
 _PASSED_OVER = (
     "tcil.calibration",
+    "tcil.decisions",
     "tcil.foundation",
     "tcil.integrations",
     "avalanche",
@@ -19,6 +21,7 @@ _PASSED_OVER = (
     "torch",
     "contextlib",
 )
+_SAME = {"nearest": "closest", "furthest": "farthest"}  # other words for valid names
 _task: ContextVar[str] = ContextVar("task", default="")
 
 
@@ -116,9 +119,26 @@ def warn(message: str) -> None:
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:
-    """A hint at the valid name that was probably meant; empty if none is similar."""
-    near = difflib.get_close_matches(str(name), list(valid), n=1)
+    """A hint at the valid name that was probably meant; empty if none is similar.
+
+    >>> nearest("nearest", ["closest", "farthest"])
+    "Did you mean 'closest'?"
+    """
+    names = list(valid)
+    near = [_SAME[name]] if isinstance(name, str) and _SAME.get(name) in names else []
+    near = near or difflib.get_close_matches(str(name), names, n=1)
     return f"Did you mean {near[0]!r}?" if near else ""
+
+
+def shortened(values: Iterable[object], most: int = 8) -> str:
+    """The first of some values as a list in an error; dots stand for the others.
+
+    >>> shortened([1, 2]), shortened(range(100), 3)
+    ('[1, 2]', '[0, 1, 2, ...]')
+    """
+    first = list(itertools.islice(values, most + 1))
+    shown = ", ".join(map(repr, first[:most]))
+    return f"[{shown}, ...]" if len(first) > most else f"[{shown}]"
 
 
 def unknown_name(argument: str, given: object, valid: Iterable[str], otherwise: str = "") -> ValueError:

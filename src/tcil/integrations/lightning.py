@@ -14,7 +14,7 @@ from tcil.calibration.calibrators.arguments import positive
 from tcil.calibration.exemplars import as_new_classes
 from tcil.calibration.inputs.examples import Examples, ExampleStream, Unpack
 from tcil.foundation.arrays import as_classes
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, shortened
 from tcil.integrations.extras import missing_extra
 from tcil.integrations.fitting import (
     checked_calibrator,
@@ -94,7 +94,7 @@ class CalibrationCallback(Callback):
         self.new_classes = as_new_classes(new_classes)
         self.classes = tuple(range(max(self.new_classes) + 1)) if classes is None else as_classes(classes, "classes")
         if not set(self.new_classes) <= set(self.classes):
-            raise invalid("new_classes", f"{list(self.new_classes)[:6]}", "labels among classes")
+            raise invalid("new_classes", shortened(self.new_classes), "labels among classes")
         usual = range(len(self.classes))
         self.columns = tuple(usual) if columns is None else as_classes(columns, "columns")
         if len(self.columns) != len(self.classes):

@@ -26,7 +26,7 @@ from tcil.foundation.arrays import (
     label_columns,
     refuse_hidden,
 )
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, shortened
 
 
 class Score(float):
@@ -202,7 +202,7 @@ def predicted_groups(
     new = as_classes(new_classes, "new_classes", ordered=False)
     if unknown := sorted(set(new) - set(names)):
         advice = "Pass classes= if the columns have other labels." if classes is None else ""
-        raise invalid("new_classes", f"the labels {unknown[:5]}", f"labels of the {len(names)} columns", advice)
+        raise invalid("new_classes", f"the labels {shortened(unknown)}", f"labels of the {len(names)} columns", advice)
     is_new = np.isin(np.asarray(names), np.asarray(new))
     return np.where(is_new[scores.cpu().argmax(dim=1).numpy()], "new", "old")
 

@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tcil.foundation.arrays import ArrayLike, Floats, Ints, as_classes, as_probabilities, as_weights, whole_number
+from tcil.foundation.arrays import (
+    ArrayLike,
+    Floats,
+    Ints,
+    as_classes,
+    as_labels,
+    as_probabilities,
+    as_weights,
+    whole_number,
+)
 from tcil.foundation.errors import invalid
 from tcil.foundation.records import Record
 from tcil.metrics.calibration_error import MOST_DRAWS, bin_of, binned_gap, check_bins
@@ -295,6 +304,15 @@ class CalibrationComparison(Record):
             return "not told"
         return "better" if self.difference < 0 else "worse"
 
+    def rows(self) -> list[tuple[str, str]]:
+        """The names and values to show, as text; the verdict too."""
+        shown = super().rows()
+        return [*shown[:6], ("verdict", self.verdict), *shown[6:]]
+
+    def in_short(self) -> str:
+        """One line, for a group."""
+        return f"{self.before:.4g} -> {self.after:.4g} ({self.verdict})"
+
 
 def compare_calibration(
     before: ArrayLike,
@@ -355,12 +373,14 @@ def compare_calibration(
     """
     n_resamples, seed, level = _checked(n_bins, n_resamples, seed, level)
     names = None if classes is None else as_classes(classes, "classes")
-    first, second = (
-        Sample.checked(rows, labels, sample_weight, names, argument)
-        for argument, rows in (("before", before), ("after", after))
-    )
-    if first.probs.shape != second.probs.shape:
-        raise invalid("after", f"{second.probs.shape[1]} classes", f"{first.probs.shape[1]}, as before")
+    n_labels, shapes = len(as_labels(labels)), {}
+    for argument, rows in (("before", before), ("after", after)):
+        shapes[argument] = as_probabilities(rows, argument).shape
+        if shapes[argument][0] != n_labels:
+            raise invalid(argument, f"{shapes[argument][0]} rows", f"{n_labels}, one for each label")
+    if shapes["before"] != shapes["after"]:
+        raise invalid("after", f"{shapes['after'][1]} classes", f"{shapes['before'][1]}, as before")
+    first, second = (Sample.checked(rows, labels, sample_weight, names) for rows in (before, after))
 
     def resampled(s: Sample) -> _Resampled:
         ece, draws = _bootstrap(s, n_bins, n_resamples, seed)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tcil.foundation.arrays import as_classes
-from tcil.foundation.errors import invalid, warn
+from tcil.foundation.errors import invalid, shortened, warn
 from tcil.foundation.options import Verdict
 
 
@@ -22,7 +22,7 @@ def new_class_mask(new_classes: Iterable[Any], classes: tuple[int, ...]) -> Tens
     if unknown:
         raise invalid(
             "new_classes",
-            f"the labels {unknown[:5]}",
+            f"the labels {shortened(unknown)}",
             f"labels among the {len(classes)} classes of the logits",
             "If the logit columns have other labels, pass them as classes=[...].",
         )

@@ -104,7 +104,8 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
 
         Equivalent to `fit(..., history=...)` with the history that this calibrator stores, which `save` and `load`
         include. For methods that do not use earlier tasks, it is the same as `fit`. `fit` without `history` starts
-        over.
+        over. PACT notices if the network is the one that it was fitted on last: the fit is then repeated, and takes the
+        place of the last one.
 
         Parameters
         ----------
@@ -129,8 +130,12 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             advice = "Use fit(..., history=...) to pass a history."
             raise invalid("history", "an argument of partial_fit", "none: the calibrator keeps its own", advice)
         if "history" in inspect.signature(self.fit).parameters:
-            kwargs["history"] = None if self._state is None else self._state.history
+            kwargs["history"] = self._earlier(*args, **kwargs)
         return cast(Self, self.fit(*args, **kwargs))
+
+    def _earlier(self, *args: Any, **kwargs: Any) -> History | None:
+        """The history that `partial_fit` passes to `fit`, whose arguments these are."""
+        return None if self._state is None else self._state.history
 
     @overload
     def transform(self, logits: Tensor, features: ArrayLike | None = None, *, prior: Prior | None = None) -> Tensor: ...

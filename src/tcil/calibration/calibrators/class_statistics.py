@@ -20,7 +20,7 @@ from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStrea
 from tcil.calibration.temperature import TemperatureFit, solve_temperature
 from tcil.foundation import random_state
 from tcil.foundation.arrays import classes_and_columns, label_columns, pick_columns, whole_number
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, shortened
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
 
@@ -223,12 +223,12 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
         present[columns] = True
         if not torch.equal(present, is_new):
             wrong = [names[i] for i in (present != is_new).nonzero().squeeze(1).tolist()]
-            given = f"samples of other classes than the new ones (labels {wrong[:5]})"
+            given = f"samples of other classes than the new ones (labels {shortened(wrong)})"
             raise invalid("valid", given, "samples of every new class, and of no other")
         old = [label for label, new in zip(names, is_new.tolist(), strict=True) if not new]
         unknown = [label for label in old if label not in statistics.means]
         if unknown:
-            given = f"none for the old classes {unknown[:5]}"
+            given = f"none for the old classes {shortened(unknown)}"
             raise invalid("history", given, "history_ of the previous task, with statistics of every old class")
 
 

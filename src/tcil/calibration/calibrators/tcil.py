@@ -43,7 +43,7 @@ from tcil.foundation.arrays import (
     warn_of_other_masks,
     whole_number,
 )
-from tcil.foundation.errors import NotFittedError, invalid, warn
+from tcil.foundation.errors import NotFittedError, invalid, shortened, warn
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
 
@@ -451,7 +451,7 @@ def _check_valid(labels: Tensor, names: tuple[int, ...], new: tuple[int, ...], d
     columns = label_columns(labels, names, "valid labels", len(names), doubt)
     if not bool(torch.isin(labels, torch.tensor(new)).any()):
         given = f"{len(labels)} rows, none of a new class"
-        raise invalid("valid", given, f"rows of new_classes={list(new)[:6]}", doubt)
+        raise invalid("valid", given, f"rows of new_classes={shortened(new)}", doubt)
     return columns
 
 

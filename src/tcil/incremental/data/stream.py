@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, shortened
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class TaskStream:
         smallest: float = 1.0,
     ) -> None:
         if len(set(order)) != len(order) or not set(order) <= set(labels.unique().tolist()):
-            raise invalid("order", f"{list(order)[:8]}", "distinct classes of the training set")
+            raise invalid("order", shortened(order), "distinct classes of the training set")
         if not sizes or min(sizes) < 1 or sum(sizes) > len(order):
             raise invalid("sizes", f"{list(sizes)}", f"positive task sizes that sum to at most {len(order)} classes")
         if not 0 < smallest <= 1:

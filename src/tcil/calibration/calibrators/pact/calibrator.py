@@ -331,11 +331,23 @@ class PACT(Calibrator[PACTResult]):
             torch.tensor(self.keep_predictions),
             torch.tensor(result.new_temperature, dtype=torch.float64),
         )
-        memo = {**beliefs.memo(), "model": weights_hash(model)} if beliefs.informed else history
+        memo = history
+        if beliefs.informed:
+            before = None if history is None else {key: value for key, value in history.items() if key != "before"}
+            memo = {**beliefs.memo(), "model": weights_hash(model), "before": before}
         self._fitted(mapping, evidence.classes, result, **evidence.model, history=memo)
         said = "" if kept is None else kept.said
         warn_of(replace(evidence.result, verdicts=result.verdicts), "PACT", evidence.scales, said)
         return self
+
+    def _earlier(self, *args: Any, **kwargs: Any) -> History | None:
+        """What the task before left; where this very network was fitted last, what that fit began with."""
+        history = super()._earlier(*args, **kwargs)
+        model = kwargs.get("model", args[0] if args else None)
+        if history is None or "before" not in history or not isinstance(model, nn.Module):
+            return history
+        again = history["model"] == weights_hash(model)
+        return cast("History | None", history["before"]) if again else history
 
     def _read_reserve(
         self,

@@ -391,7 +391,9 @@ def check_history(history: History | None) -> None:
             and (offset is None or _is_offset(offset, history["bias"], numbers))
             and (history.get("log_spread") is None or numbers([history["log_spread"]], LARGEST_LOG))
             and (history.get("contrast") is None or _is_contrast(history["contrast"], history["bias"], numbers))
+            and (history.get("before") is None or "before" not in history["before"])
         )
+        check_history(history.get("before") if sound else None)
     except (KeyError, TypeError, AttributeError):
         sound = False
     if not sound:

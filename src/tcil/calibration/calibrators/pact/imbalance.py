@@ -12,7 +12,7 @@ from torch import Tensor
 from tcil.calibration.calibrators.arguments import positive
 from tcil.calibration.calibrators.pact.filter import LARGEST
 from tcil.foundation.arrays import as_classes
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, shortened
 
 # The ratio itself; or how often training presented images of each class: by label, or in the order of the classes.
 Imbalance: TypeAlias = float | Mapping[Any, float] | Sequence[float] | np.ndarray[Any, Any] | Tensor
@@ -67,11 +67,13 @@ def _by_label(given: dict[int, float] | tuple[float, ...], classes: Sequence[int
             expected = f"{len(classes)}, one for each class, in the order of the logit columns"
             raise invalid("imbalance", f"{len(given)} numbers", expected)
         return dict(zip(classes, given, strict=True))
-    missing, unknown = (sorted(a - b)[:8] for a, b in ((set(classes), set(given)), (set(given), set(classes))))
+    missing, unknown = (sorted(a - b) for a, b in ((set(classes), set(given)), (set(given), set(classes))))
     if missing:
-        raise invalid("imbalance", f"no presentations of the classes {missing}", "those of every class")
+        raise invalid("imbalance", f"no presentations of the classes {shortened(missing)}", "those of every class")
     if unknown:
-        raise invalid("imbalance", f"presentations of the classes {unknown}", f"those of the {len(classes)} in memory")
+        raise invalid(
+            "imbalance", f"presentations of the classes {shortened(unknown)}", f"those of the {len(classes)} in memory"
+        )
     return given
 
 
