@@ -263,7 +263,7 @@ def test_wrap_refuses_a_calibrated_model_of_other_classes(drawn):
     logits, labels = torch.from_numpy(drawn[0]).log(), torch.from_numpy(drawn[1])
     turned = tuple(reversed(rule.classes_))
     calibrated = [
-        tcil.TemperatureScaling().fit(logits, labels, classes=names).wrap(torch.nn.Identity())
+        tcil.TemperatureScaling().fit(logits, torch.tensor(names)[labels], classes=names).wrap(torch.nn.Identity())
         for names in (rule.classes_, turned)
     ]
     rule.wrap(calibrated[0])

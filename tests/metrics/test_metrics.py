@@ -405,7 +405,7 @@ class TestComparison:
     def test_what_does_not_fit_is_refused(self, after, message):
         with pytest.raises(ValueError, match=message):
             metrics.compare_calibration(PROBS, after, np.minimum(LABELS, 5))
-        with pytest.raises(ValueError, match="^before: got 5 rows; expected"):
+        with pytest.raises(ValueError, match=r"^before: got 5 rows; expected"):
             metrics.compare_calibration(PROBS[:5], PROBS, LABELS)
 
 
