@@ -39,9 +39,8 @@ def test_code_of_the_guide_runs(task, tmp_path, monkeypatch):
         "new_classes": task.new_classes,
     }
     assert len(blocks) == 2
+    space["x_stream"] = task.test[0][rows]
     for block in blocks:
-        if "stream_logits" in block:
-            space["stream_logits"] = space["logits"]
         exec(compile(block, "decisions.md", "exec"), space)
     labels, accepted = space["served"](task.test[0][:5])
     assert labels.shape == accepted.shape == (5,)
