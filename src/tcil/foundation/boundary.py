@@ -31,6 +31,9 @@ def check_place(folder: Path, argument: str = "out") -> None:
     """Raise if no folder can be created at this path, before any work. Links are followed: the user chose them."""
     for path in (folder, *folder.parents):
         if path.is_dir():
+            if not os.access(path, os.W_OK | os.X_OK):
+                where = "" if path == folder else f", below {path}"
+                raise invalid(argument, f"{folder}{where}, which may not be written to", "a folder that may")
             return
         if path.is_symlink() and not path.exists():
             what = f"a link to {os.readlink(path)}, which does not exist"

@@ -199,6 +199,9 @@ class TestSeveralStudies:
             "PACT has the lowest ECE of all calibrators in 2 of 3 studies, T-CIL in 1; averaged over them all its"
             " ECE is 4.1 %, that of the oracle 2.4 %."
         )
+        mixed = study(*[USUAL | {"pact": 3.0 + seed, "t-cil": 6.0 - seed} for seed in range(3)])
+        both = told(study(USUAL), mixed)[0]
+        assert "in 2 of 2 studies (in 1 of them the seeds do not tell the lowest from the next); averaged" in both
         assert "The noise floor is 1.0 to 2.0 %" in floor
         assert floor.endswith("; the oracle is 0.4 to 1.4 points above it.")
         assert hidden.startswith("One temperature hides the difference between old and new classes in 3 of 3 studies:")

@@ -234,7 +234,23 @@ class TestTasksWithoutAValue:
         whole, lacking = self.study(lacking=0), self.study()
         grid = tables.comparison(whole.runs, lacking.runs, "ece_predicted_old")
         row = next(row for row in grid.rows if row.label.endswith(": ts"))
-        assert [cell.text() for cell in row.cells][:2] == ["10.00 ± 0.00", "10.00 ± 0.00 (10 of 12 tasks)"]
+        assert [cell.text() for cell in row.cells][:2] == ["10.00 ± 0.00 (10 of 12 tasks)"] * 2
+
+    def test_comparisons_are_over_common_tasks(self):
+        """A is better in every task; over all tasks that either has, B would have the lower mean."""
+        one, two = self.study(lacking=0).runs[0], self.study(lacking=0).runs[0]
+
+        def errors(run, values):
+            rows = [{"ts": task.calibrators["ts"].model_copy(update={"ece_predicted_old": v})} for task, v in values]
+            tasks = [task.model_copy(update={"calibrators": row}) for (task, _), row in zip(values, rows, strict=True)]
+            return dataclasses.replace(run, result=run.result.with_tasks(tasks))
+
+        steps = [0.1 * place for place in range(len(one.tasks))]
+        a = errors(one, list(zip(one.tasks, [None, *steps[1:]], strict=True)))
+        b = errors(two, list(zip(two.tasks, [None, 0.15, *[None] * (len(steps) - 2)], strict=True)))
+        (row,) = tables.comparison([a], [b], "ece_predicted_old").rows
+        assert row.cells[0].text() == f"10.00 (1 of {len(steps) - 1} tasks)"
+        assert row.cells[2].text() == "+5.00"
 
 
 class TestGuessing:

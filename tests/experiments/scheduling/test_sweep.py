@@ -327,6 +327,32 @@ class TestCommands:
         assert "TrainingDiverged" in (folder / "error.txt").read_text()
         assert json.loads((folder / "status.json").read_text())["state"] == "failed"
 
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--set", "memory=3"], "memory: got 3; expected at least one exemplar"),
+            (["--set", "validation=3000", "--set", "validation_pool=3000"], "validation: got 600 held-out images"),
+            (["--dataset", "image-folder", "--data", "nowhere"], "data: got no"),
+        ],
+    )
+    def test_runs_that_cannot_begin_are_refused_before_the_first(self, tmp_path, words, message):
+        said = command("run", *WORDS, *words, "--seeds", "1,2", "--out", tmp_path / "out", code=2)
+        assert message in said
+        assert not (tmp_path / "out").exists()
+
+    def test_a_refused_run_that_is_finished_stays_so(self, tmp_path, monkeypatch):
+        command("run", *WORDS, "--seeds", "1,2", "--out", tmp_path)
+
+        def refused(*args, **options):
+            raise ValueError("data: got other images")
+
+        monkeypatch.setattr("tcil.experiments.scheduling.worker.complete_run", refused)
+        said = command("run", *WORDS, "--seeds", "1,2", "--out", tmp_path, code=1)
+        assert "2 runs: 0 done, 2 failed" in said
+        assert "tcil report" not in said
+        assert not list(tmp_path.rglob("error.txt"))
+        assert {json.loads(path.read_text())["state"] for path in tmp_path.rglob("status.json")} == {"done"}
+
     def test_a_worker_that_cannot_start_is_told(self, tmp_path, monkeypatch):
         monkeypatch.setattr(sweep_module, "PAUSE", 0.0)
         monkeypatch.setattr(

@@ -365,6 +365,9 @@ def _counted(known: Sequence[Facts]) -> str:
         told.append(f"in {len(answers) - len(better)} none improves on the network as trained")
     first = f"{won[0][0]} has the lowest ECE of all calibrators in {won[0][1]} of {len(known)} studies"
     counts = first + "".join(f", {words}" for words in told[1:])
+    open_ = sum(bool(_alike(one)) for one in known)
+    if open_:
+        counts += f" (in {open_} of them the seeds do not tell the lowest from the next)"
     champion = won[0][0]
     both = [
         (level.mean, one.oracle.mean)

@@ -339,8 +339,8 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], metric: str) -> G
             rows.append(Row(f"{study.title}: {title}", cells, study.title, block != RANKED))
     alone = [len(side) - len(pairs) for side in (left_runs, right_runs)]
     notes = [
-        "Mean over tasks, %; ± population standard deviation over seeds. Bold: the 95 % interval of the paired"
-        " difference (low to high, over n pairs) excludes zero.",
+        "Mean over the tasks that both sides have, %; ± population standard deviation over seeds. Bold: the 95 %"
+        " interval of the paired difference (low to high, over n pairs) excludes zero.",
         f"What changed: {'; '.join(changed.values()) or 'no setting'}.",
     ]
     notes += [f"Left out, without a run to pair with: {alone[0]} of A, {alone[1]} of B."] if any(alone) else []
@@ -349,7 +349,7 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], metric: str) -> G
 
 
 def _paired(left: Study, right: Study, name: str, metric: str) -> tuple[Cell, ...]:
-    """A calibrator on both sides, and the paired difference over the runs where both have an answer."""
+    """A calibrator on both sides, and the paired difference over the runs and tasks where both have a value."""
     both = [
         pair
         for pair in zip(left.runs, right.runs, strict=True)
@@ -357,9 +357,18 @@ def _paired(left: Study, right: Study, name: str, metric: str) -> tuple[Cell, ..
     ]
     if not both:
         return (percent_of(left, name, metric), percent_of(right, name, metric), *[Cell(words="")] * 4)
-    pair = [Study(runs) for runs in zip(*both, strict=True)]
-    sides = [percent_of(study, name, metric) for study in pair]
-    difference = paired_difference(*([100 * (value or 0.0) for value in study.means(name, metric)] for study in pair))
+    means, there, possible = list[tuple[float, float]](), 0, 0
+    for runs in both:
+        by_task = list(zip(*(run.values(name, metric)[first_task(metric) :] for run in runs), strict=False))
+        common = [(a, b) for a, b in by_task if a is not None and b is not None]
+        there, possible = there + len(common), possible + len(by_task)
+        if common:
+            means.append((sum(a for a, _ in common) / len(common), sum(b for _, b in common) / len(common)))
+    if not means:
+        return (percent_of(left, name, metric), percent_of(right, name, metric), *[Cell(words="")] * 4)
+    fewer = f"{there} of {possible} tasks" if there < possible else ""
+    sides = [_noted(percent(side), fewer) for side in zip(*means, strict=True)]
+    difference = paired_difference(*([100 * value for value in side] for side in zip(*means, strict=True)))
     ends = [Cell(words="") if end is None else Cell(Spread.lone(end), signed=True) for end in difference.interval]
     shift = Cell(Spread.lone(difference.mean), signed=True, bold=difference.excludes_zero)
     return (*sides, shift, *ends, Cell(words=str(difference.n)))

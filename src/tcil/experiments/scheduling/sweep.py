@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tcil.experiments.process import stopping
 from tcil.experiments.process.exits import ExitCode
@@ -15,11 +16,14 @@ from tcil.experiments.process.screen import Screen
 from tcil.experiments.reporting.collect import read_runs
 from tcil.experiments.reporting.show import show_summary
 from tcil.experiments.runs.machine import check_device
+from tcil.experiments.runs.tasks import make_stream
 from tcil.experiments.scheduling.board import Board, Line
 from tcil.experiments.scheduling.executors import HUNG_AFTER, Executor, ExecutorLost, Resources, make_executor
 from tcil.experiments.scheduling.job import Job, Outcome
 from tcil.experiments.scheduling.status import read_status
 from tcil.foundation.errors import invalid
+from tcil.foundation.extensions import modules_in
+from tcil.incremental.data.datasets import load_dataset
 
 RETRIES = 2  # how often a run is tried again whose worker died
 PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a run is tried again; twice as long each time
@@ -33,6 +37,8 @@ def run_jobs(jobs: Sequence[Job], resources: Resources, console: Screen) -> Exit
     for device in {job.device for job in jobs} if resources.here else ():  # nodes of Ray may have other devices
         check_device(device)
     here = Path.cwd()
+    if resources.here:
+        _check_beginnings(jobs, here)
     jobs = [
         replace(
             job,
@@ -61,6 +67,20 @@ def run_jobs(jobs: Sequence[Job], resources: Resources, console: Screen) -> Exit
     return _conclude(lines, console)
 
 
+def _check_beginnings(jobs: Sequence[Job], home: Path) -> None:
+    """Refuse all runs, before the first of them, if one cannot begin: its images are missing or do not suffice."""
+    by_data: dict[tuple[Any, ...], list[Job]] = {}
+    for job in jobs:
+        options = job.settings.data_options
+        by_data.setdefault((job.settings.dataset, job.data, *options.items()), []).append(job)
+    with modules_in(home):
+        for alike in by_data.values():
+            first = alike[0].settings
+            dataset = load_dataset(first.dataset, alike[0].data, **first.data_options)
+            for job in alike:
+                make_stream(job.settings, dataset)
+
+
 def _conclude(lines: Sequence[Line], console: Screen) -> ExitCode:
     """The tables of what is done, the errors of what is not, and the exit code."""
     done = [line for line in lines if line.state == "done"]
@@ -69,7 +89,8 @@ def _conclude(lines: Sequence[Line], console: Screen) -> ExitCode:
     counts = {state: sum(line.state == state for line in lines) for state in ("done", "failed", "stopped")}
     out = lines[0].job.out
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count or state == "done")
-    console.print(f"{len(lines)} runs: {said}; tables and pictures: tcil report {out}", soft_wrap=True)
+    where = f"; tables and pictures: tcil report {out}" if done else ""
+    console.print(f"{len(lines)} runs: {said}{where}", soft_wrap=True)
     for line in lines:
         if line.state == "failed":
             text = f"{line.job.settings.name}: {line.message} (more in {line.job.folder / 'error.txt'})"

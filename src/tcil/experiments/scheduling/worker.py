@@ -49,8 +49,11 @@ def work(job: Job) -> Outcome:
                     return ended("stopped", str(reason))
                 except Exception as error:
                     message = last_line(error)
-                    writer.end("failed", message)
-                    note_error(job.folder)
+                    if isinstance(error, ValueError) and RunFolder(job.folder).read_results() is not None:
+                        writer.end("done")  # it was refused, such as for other images; what is there is as it was
+                    else:
+                        writer.end("failed", message)
+                        note_error(job.folder)
                     return ended(_state(error), message)
         except FolderInUse as reason:
             return ended("in use", str(reason))
