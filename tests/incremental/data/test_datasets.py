@@ -365,6 +365,17 @@ class TestUnreadable:
         with pytest.raises(ValueError, match=r"^data: got .*No such file.*gone"):
             load_dataset("own_unreadable:load", tmp_path)
 
+    def test_ones_own_labels_from_one_on(self, tmp_path, monkeypatch):
+        lines = [
+            "import torch", "from tcil.extending import Dataset, ImageSet",
+            "part = ImageSet(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([1, 2, 3, 4]))",
+            "def load(folder):", "    return Dataset('own', part, part, ('a', 'b', 'c', 'd'), (0.5,), (0.5,))",
+        ]  # fmt: skip
+        (tmp_path / "own_from_one.py").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(ValueError, match=r"training labels are \[1, 2, 3, 4\]; expected labels from 0 to 3"):
+            load_dataset("own_from_one:load", tmp_path)
+
 
 class TestPixels:
     def dataset(self, flip=True, padding=2):

@@ -38,3 +38,4 @@ def compare(
         output.console.print(terminal(grid))
     if out is not None:
         write_tables(grids, out, marks)
+        output.console.print(f"tables {out / 'tables.md'}, .tex, .csv", soft_wrap=True)

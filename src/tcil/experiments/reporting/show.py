@@ -59,7 +59,8 @@ def show_report(
     _show_studies(groups, console)
     grids = [summary(study) for study in groups]
     if len(groups) > 1:
-        grids = [side_by_side(groups, key) for key in COLUMNS if key in OVERVIEW] + grids
+        others = [side_by_side(groups, key) for key in COLUMNS if key in OVERVIEW and key != "ece"]
+        grids = [overview_of(groups), *others, *grids]
     write_tables([*grids, *(grid for study in groups for grid in decisions(study))], out, marks_of(runs))
     page = write_report(runs, out / "report.html")
     console.print(f"tables {out / 'tables.md'}, .tex, .csv\nreport {page}", soft_wrap=True)
@@ -106,3 +107,5 @@ def show_recalibration(anew: Recalibration, redraw: int, console: Console) -> No
     console.print(terminal(overview(Study((anew.run,)))))
     if redraw:
         console.print(terminal(redrawn(anew.draws, redraw)))
+    if anew.whole:
+        console.print(f"report, with all rows: {folder / 'report.html'}", soft_wrap=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, shortened
 from tcil.foundation.extensions import called, extension, found, resolve
 from tcil.incremental.data.datasets.files import unreadable
 from tcil.incremental.data.images import Dataset
@@ -126,6 +126,10 @@ def load_dataset(
         ) from error
     if not isinstance(dataset, Dataset):
         raise invalid("dataset", f"{name!r}, which returned {found(dataset)}", _OWN)
+    labels, n_classes = dataset.train.labels.unique().tolist(), dataset.n_classes
+    if labels != list(range(n_classes)):
+        given = f"{name!r}, whose training labels are {shortened(labels)}"
+        raise invalid("dataset", given, f"labels from 0 to {n_classes - 1}, one for each of its class names")
     return dataset
 
 
