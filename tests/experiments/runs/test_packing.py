@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from tcil.experiments.cli.app import app
 from tcil.experiments.config.settings import build
 from tcil.experiments.reporting.collect import Study, read_runs
-from tcil.experiments.runs.packing import pack
+from tcil.experiments.runs.packing import pack, run_folders
 from tcil.experiments.runs.run import Run
 from tcil.experiments.runs.store import DamagedFileWarning, RunFolder
 from tcil.incremental.data.datasets import load_dataset
@@ -109,6 +109,18 @@ def test_a_copy_without_its_network_is_refused(digits, tmp_path):
         pack(tmp_path / settings.name, tmp_path)
     with pytest.raises(ValueError, match="without the settings of a training"):
         pack(tmp_path / "nothing", tmp_path / "copy")
+
+
+def test_a_folder_of_runs_is_packed_whole(digits, tmp_path):
+    for learner in ("er", "wa"):
+        Run(short(learner), tmp_path / "runs" / learner, dataset=digits, until=1).execute(["vanilla"])
+    (tmp_path / "runs" / "report").mkdir()
+    packed = CliRunner().invoke(app, ["pack", str(tmp_path / "runs"), "--to", str(tmp_path / "copies")])
+    assert packed.exit_code == 0, packed.output
+    assert sorted(path.name for path in (tmp_path / "copies").iterdir()) == ["er", "wa"]
+    assert run_folders(tmp_path / "runs" / "er") == [tmp_path / "runs" / "er"]
+    refused = CliRunner().invoke(app, ["pack", str(tmp_path / "nowhere"), "--to", str(tmp_path / "copies")])
+    assert refused.exit_code == 2
 
 
 def test_only_an_earlier_copy_is_replaced(digits, tmp_path):

@@ -43,6 +43,14 @@ def pack(run: Path, out: Path, argument: str = "to") -> Path:
     return target.path
 
 
+def run_folders(path: Path) -> list[Path]:
+    """The path itself, or the run folders right below it where it is none; hidden ones are left out."""
+    if not path.is_dir() or (path / SETTINGS).exists():
+        return [path]
+    below = sorted(entry.parent for entry in path.glob(f"*/{SETTINGS}") if not entry.parent.name.startswith("."))
+    return below or [path]
+
+
 def check_copy(run: Path, out: Path, argument: str = "to") -> tuple[RunFolder, RunFolder]:
     """The run folder and that of its copy; raises if there can be no copy, before any work."""
     source, target = RunFolder(run), RunFolder(out / run.resolve().name)
