@@ -243,8 +243,9 @@ class TestPartialFit:
         before = calibrator.history_, calibrator.result_
         with pytest.raises(ValueError, match="imbalance: got None"):
             calibrator.partial_fit(**{**tasks[1], "imbalance": None})
+        assert (calibrator.history_, calibrator.result_) == before
         with pytest.raises(ValueError, match="that of a fit of this very network"):
-            calibrator.partial_fit(**tasks[0])
+            calibrator.fit(**tasks[0], history=calibrator.history_)
         assert (calibrator.history_, calibrator.result_) == before
 
     def test_first_task(self):

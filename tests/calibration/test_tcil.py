@@ -372,7 +372,7 @@ class TestLabels:
         assert torch.allclose(logits, tcil.predict_logits(task.model, task.valid, classes=range(6))[0], atol=1e-4)
         accuracy = tcil.metrics.accuracy(calibrator.predict_proba(logits), labels, classes=calibrator.classes_)
         assert accuracy == tcil.metrics.accuracy(plain.predict_proba(logits), task.valid[1])
-        with pytest.raises(ValueError, match=r"columns: got column 12; expected at most 10"):
+        with pytest.raises(ValueError, match=r"columns: got column 12; expected columns from 0 to 9"):
             tcil.predict_logits(model, valid, columns=[*seen[:-1], 12], classes=seen)
 
     @pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")
