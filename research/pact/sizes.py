@@ -116,9 +116,10 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
 def draw(records: Sequence[dict[str, Any]]) -> None:
     """Pooled ECE by setting, one panel for each learner that has runs."""
     learners = [learner for learner in LEARNERS if of_learner(records, learner)]
-    figure = Figure(figsize=(3.0 + 3.2 * len(learners), 3.9), layout="constrained")
+    rows = -(-len(learners) // 2)
+    figure = Figure(figsize=(9.4, 0.6 + 3.4 * rows), layout="constrained")
     FigureCanvasSVG(figure)
-    panels = figure.subplots(1, len(learners), sharex=True, sharey=True, squeeze=False)[0]
+    panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flat[: len(learners)]
     names = [name for name in SETTINGS if any(record["about"]["setting"] == name for record in records)]
     for axis, learner in zip(panels, learners, strict=True):
         for method, (mark, colour) in SHOWN.items():
@@ -132,7 +133,8 @@ def draw(records: Sequence[dict[str, Any]]) -> None:
         axis.set_xticks([1, 2, 3, 5, 10, 20, 40], ["1", "2", "3", "5", "10", "20", "40"])
         axis.minorticks_off()
         axis.set_yticks(range(1, len(names) + 1), names[::-1])
-        axis.set_xlabel("pooled ECE, % (log scale)")
+        if axis.get_subplotspec().is_last_row():
+            axis.set_xlabel("pooled ECE, % (log scale)")
         axis.set_ylim(0.5, len(names) + 0.5)
         axis.set_axisbelow(True)
         axis.grid(axis="y", color="#dddddd", linewidth=0.8)
