@@ -111,6 +111,11 @@ class TestModel:
         with pytest.raises(ValueError, match=r"memory labels: got the label 4.*0 to 3.*classes="):
             tcil.TCIL().fit(Watched(), (X, torch.arange(40) % 8), (XV, YV + 4), [6, 7])
 
+    def test_several_inputs_are_refused_with_advice(self):
+        batches = [({"image": X, "mask": X}, torch.arange(40) % 4)]
+        with pytest.raises(ValueError, match=r"^memory inputs: got a dict; expected one tensor of inputs\. Wrap"):
+            tcil.TCIL().fit(Watched(), batches, (XV, YV), [2, 3])
+
     def test_more_classes_than_columns(self):
         with pytest.raises(ValueError, match=r"classes: got 5 labels; expected at most 4, as the model has"):
             tcil.TCIL().fit(Watched(), (X, torch.arange(40) % 5), (XV, YV), [2, 3], classes=[0, 1, 2, 3, 4])

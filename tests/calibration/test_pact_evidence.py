@@ -271,6 +271,12 @@ class TestReserve:
             )
         assert not seen
 
+    @pytest.mark.parametrize("nothing", [(torch.zeros(0, DIMENSIONS), torch.zeros(0, dtype=torch.long)), []])
+    def test_an_empty_reserve_is_refused_with_advice(self, nothing):
+        world, memory, valid, _ = self.drawn(2)
+        with pytest.raises(ValueError, match=r"^reserve.*at least one example\. Pass reserve=None until"):
+            tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, reserve=nothing)
+
     def test_exemplars_are_no_reserve(self):
         """They were trained on: their confidence is that of memorised images."""
         world, memory, valid, reserve = self.drawn(2)

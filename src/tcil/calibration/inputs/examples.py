@@ -322,10 +322,13 @@ class ExampleStream:
         raise invalid(self.argument, given, "(inputs, labels) first", f"Pass their positions: {advice}.")
 
     def _checked(self, inputs: object, labels: object) -> Batch:
+        if isinstance(inputs, Mapping):
+            advice = "Wrap a model that takes several inputs in a module that takes one tensor."
+            raise invalid(f"{self.argument} inputs", f"a {type(inputs).__name__}", "one tensor of inputs", advice)
         x = as_tensor(inputs, f"{self.argument} inputs")
         y = as_labels(labels, f"{self.argument} labels")
         if x.ndim == 0 or len(x) == 0:
-            raise invalid(f"{self.argument} inputs", f"shape {tuple(x.shape)}", "at least one example")
+            raise invalid(f"{self.argument} inputs", f"shape {tuple(x.shape)}", "at least one example", self._optional)
         if len(x) != len(y):
             raise invalid(self.argument, f"{len(x)} inputs and {len(y)} labels", "as many labels as inputs")
         if not x.is_floating_point() and (x.is_complex() or not self._integers):
@@ -354,7 +357,12 @@ class ExampleStream:
         return invalid(f"{self.argument} inputs", f"dtype {dtype}", expected, advice)
 
     def _nothing(self) -> ValueError:
-        return invalid(self.argument, "no examples", "at least one example")
+        return invalid(self.argument, "no examples", "at least one example", self._optional)
+
+    @property
+    def _optional(self) -> str:
+        """Advice for what may be left out."""
+        return "Pass reserve=None until there are some." if self.argument == "reserve" else ""
 
     def _two_lists(self, length: int) -> ValueError:
         given = f"a pair of lists of {length} entries each, which is read as two examples"
