@@ -331,7 +331,7 @@ TOLD: dict[str, Callable[[float], float]] = {
 # The present form under its own name, as the studies after round eight have it.
 PRESENT: dict[str, Method] = {kind: METHODS[f"{kind}, centred"][1] for kind in ("PACT", "PACT-R")}
 for _name, _told in TOLD.items():
-    for _kind in tuple(PRESENT)[:2]:
+    for _kind in ("PACT", "PACT-R"):
         PRESENT[f"{_kind}, told {_name}"] = tracked(
             constants=EIGHTH, spread="level", reserve=_kind == "PACT-R", told=_told
         )

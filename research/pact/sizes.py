@@ -119,7 +119,10 @@ def draw(records: Sequence[dict[str, Any]]) -> None:
     rows = -(-len(learners) // 2)
     figure = Figure(figsize=(9.4, 0.6 + 3.4 * rows), layout="constrained")
     FigureCanvasSVG(figure)
-    panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flat[: len(learners)]
+    axes = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flat
+    for left_over in axes[len(learners) :]:
+        left_over.set_visible(False)
+    panels = axes[: len(learners)]
     names = [name for name in SETTINGS if any(record["about"]["setting"] == name for record in records)]
     for axis, learner in zip(panels, learners, strict=True):
         for method, (mark, colour) in SHOWN.items():

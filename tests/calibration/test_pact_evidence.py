@@ -311,7 +311,7 @@ class TestReserve:
             assert fitted.result_.n_valid_in_memory == 3
 
     def test_only_the_same_image_is_shared(self):
-        """Most of a sparse input is zeros, where a sample of its numbers could be looked at."""
+        """Also of sparse inputs, most of which is zeros."""
         from tcil.calibration.inputs.duplicates import count_shared, digests_of
 
         generator, first, second = torch.Generator().manual_seed(0), torch.zeros(20, 50_000), torch.zeros(20, 50_000)

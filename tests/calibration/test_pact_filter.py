@@ -409,6 +409,9 @@ class TestHistory:
         assert "before" not in once.history_["before"]
         with pytest.raises(ValueError, match="history: got"):
             tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history={**once.history_, "before": {}})
+        held = world.draw(torch.arange(40) % 2)  # another task of a network that is frozen
+        with pytest.raises(ValueError, match="that of a fit of this very network"):
+            once.partial_fit(world.model, memory, held, [0, 1], imbalance=20.0)
 
     def test_drift_makes_it_less_certain_and_the_bias_follows_the_imbalance(self):
         state = PACTFilter.of(MEMO, 2.5, TARGET)

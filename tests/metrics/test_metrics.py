@@ -405,6 +405,8 @@ class TestComparison:
     def test_what_does_not_fit_is_refused(self, after, message):
         with pytest.raises(ValueError, match=message):
             metrics.compare_calibration(PROBS, after, np.minimum(LABELS, 5))
+
+    def test_the_model_that_is_wrong_is_named(self):
         with pytest.raises(ValueError, match=r"^before: got 5 rows; expected"):
             metrics.compare_calibration(PROBS[:5], PROBS, LABELS)
 

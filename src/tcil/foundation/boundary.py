@@ -30,7 +30,11 @@ def check_entries(folder: Path) -> None:
 def check_place(folder: Path, argument: str = "out") -> None:
     """Raise if no folder can be created at this path, before any work. Links are followed: the user chose them."""
     for path in (folder, *folder.parents):
-        if path.is_dir():
+        try:
+            there = path.is_dir()
+        except PermissionError:
+            continue  # a folder above it may not be entered, which is told of that one
+        if there:
             if not os.access(path, os.W_OK | os.X_OK):
                 where = "" if path == folder else f", below {path}"
                 raise invalid(argument, f"{folder}{where}, which may not be written to", "a folder that may")

@@ -251,6 +251,9 @@ class TestTasksWithoutAValue:
         (row,) = tables.comparison([a], [b], "ece_predicted_old").rows
         assert row.cells[0].text() == f"10.00 (1 of {len(steps) - 1} tasks)"
         assert row.cells[2].text() == "+5.00"
+        first = dataclasses.replace(a, result=a.result.model_copy(update={"tasks": a.tasks[:2], "until": 2}))
+        (row,) = tables.comparison([a], [first], "ece_predicted_old").rows
+        assert row.cells[1].text() == f"10.00 (1 of {len(steps) - 1} tasks)"
 
 
 class TestGuessing:

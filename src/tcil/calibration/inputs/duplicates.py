@@ -18,7 +18,12 @@ def digests_of(inputs: Tensor) -> list[bytes]:
     """
     rows = inputs.detach().cpu().float().contiguous()
     shape = str(tuple(rows.shape[1:])).encode()
-    return [hashlib.blake2b(row.numpy().tobytes() + shape, digest_size=16).digest() for row in rows]
+    found = list[bytes]()
+    for row in rows.numpy():
+        digest = hashlib.blake2b(shape, digest_size=16)
+        digest.update(row.data)
+        found.append(digest.digest())
+    return found
 
 
 def count_shared(own: Iterable[bytes], chosen: Tensor, others: Collection[bytes]) -> tuple[int, int]:

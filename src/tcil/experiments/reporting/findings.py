@@ -367,7 +367,7 @@ def _counted(known: Sequence[Facts]) -> str:
     counts = first + "".join(f", {words}" for words in told[1:])
     open_ = sum(bool(_alike(one)) for one in known)
     if open_:
-        counts += f" (in {open_} of them the seeds do not tell the lowest from the next)"
+        counts += f" (in {open_} of the {len(known)} studies the seeds do not tell the lowest from some other)"
     champion = won[0][0]
     both = [
         (level.mean, one.oracle.mean)

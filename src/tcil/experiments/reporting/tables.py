@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from tcil.experiments.reporting.collect import Study, shown, studies
 from tcil.experiments.reporting.findings import ORACLE, noise_floor
@@ -339,7 +340,7 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], metric: str) -> G
             rows.append(Row(f"{study.title}: {title}", cells, study.title, block != RANKED))
     alone = [len(side) - len(pairs) for side in (left_runs, right_runs)]
     notes = [
-        "Mean over the tasks that both sides have, %; ± population standard deviation over seeds. Bold: the 95 %"
+        "Mean over tasks (those that both sides have), %; ± population standard deviation over seeds. Bold: the 95 %"
         " interval of the paired difference (low to high, over n pairs) excludes zero.",
         f"What changed: {'; '.join(changed.values()) or 'no setting'}.",
     ]
@@ -349,7 +350,11 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], metric: str) -> G
 
 
 def _paired(left: Study, right: Study, name: str, metric: str) -> tuple[Cell, ...]:
-    """A calibrator on both sides, and the paired difference over the runs and tasks where both have a value."""
+    """A calibrator on both sides, and their paired difference.
+
+    It is over the runs where both have an answer after every task, and over the tasks where both have a value. Runs in
+    other numbers of tasks are compared by the means over their own.
+    """
     both = [
         pair
         for pair in zip(left.runs, right.runs, strict=True)
@@ -359,7 +364,11 @@ def _paired(left: Study, right: Study, name: str, metric: str) -> tuple[Cell, ..
         return (percent_of(left, name, metric), percent_of(right, name, metric), *[Cell(words="")] * 4)
     means, there, possible = list[tuple[float, float]](), 0, 0
     for runs in both:
-        by_task = list(zip(*(run.values(name, metric)[first_task(metric) :] for run in runs), strict=False))
+        if runs[0].settings.n_tasks != runs[1].settings.n_tasks:  # then task i of one is not that of the other
+            own = [run.mean(name, metric) for run in runs]
+            means.append((own[0] or 0.0, own[1] or 0.0))
+            continue
+        by_task = list(zip_longest(*(run.values(name, metric)[first_task(metric) :] for run in runs)))
         common = [(a, b) for a, b in by_task if a is not None and b is not None]
         there, possible = there + len(common), possible + len(by_task)
         if common:

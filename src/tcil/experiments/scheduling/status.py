@@ -68,6 +68,11 @@ class StatusWriter:
         self._task: int | None = None
         self._writing = threading.RLock()
 
+    @property
+    def begun(self) -> bool:
+        """Whether a step of the run was told."""
+        return self._last is not None and self._last.tasks > 0
+
     def titled(self, title: str) -> Self:
         """The display of one training; a run may have a second one, on all data, which starts from the beginning."""
         self._began, self._task, self._what = None, None, "all data, " if title.endswith("all data") else ""

@@ -79,6 +79,7 @@ def _check_beginnings(jobs: Sequence[Job], home: Path) -> None:
             dataset = load_dataset(first.dataset, alike[0].data, **first.data_options)
             for job in alike:
                 make_stream(job.settings, dataset)
+            del dataset  # before the next one is read
 
 
 def _conclude(lines: Sequence[Line], console: Screen) -> ExitCode:
@@ -93,8 +94,9 @@ def _conclude(lines: Sequence[Line], console: Screen) -> ExitCode:
     console.print(f"{len(lines)} runs: {said}{where}", soft_wrap=True)
     for line in lines:
         if line.state == "failed":
-            text = f"{line.job.settings.name}: {line.message} (more in {line.job.folder / 'error.txt'})"
-            console.print(text, style="red", soft_wrap=True)
+            trace = line.job.folder / "error.txt"
+            more = f" (more in {trace})" if trace.exists() else ""
+            console.print(f"{line.job.settings.name}: {line.message}{more}", style="red", soft_wrap=True)
     if counts["stopped"]:
         console.print("stopped; run the same command again to resume")
         return ExitCode.STOPPED

@@ -49,7 +49,7 @@ def work(job: Job) -> Outcome:
                     return ended("stopped", str(reason))
                 except Exception as error:
                     message = last_line(error)
-                    if isinstance(error, ValueError) and RunFolder(job.folder).read_results() is not None:
+                    if isinstance(error, ValueError) and not writer.begun and _finished(job):
                         writer.end("done")  # it was refused, such as for other images; what is there is as it was
                     else:
                         writer.end("failed", message)
@@ -59,6 +59,12 @@ def work(job: Job) -> Outcome:
             return ended("in use", str(reason))
         except Exception as error:  # no folder can be made, or no memory is left to note the first error
             return ended(_state(error), last_line(error))
+
+
+def _finished(job: Job) -> bool:
+    """Whether the folder holds the results of all tasks."""
+    results = RunFolder(job.folder).read_results()
+    return results is not None and results.until is None
 
 
 def _state(error: Exception) -> str:

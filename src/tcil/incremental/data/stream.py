@@ -74,8 +74,10 @@ class TaskStream:
         returning: int = 0,
         smallest: float = 1.0,
     ) -> None:
-        if len(set(order)) != len(order) or not set(order) <= set(labels.unique().tolist()):
-            raise invalid("order", shortened(order), "distinct classes of the training set")
+        if len(set(order)) != len(order):
+            raise invalid("order", shortened(order), "distinct classes")
+        if missing := sorted(set(order) - set(labels.unique().tolist())):
+            raise invalid("dataset", f"no training image of the classes {shortened(missing)}", "images of every class")
         if not sizes or min(sizes) < 1 or sum(sizes) > len(order):
             raise invalid("sizes", f"{list(sizes)}", f"positive task sizes that sum to at most {len(order)} classes")
         if not 0 < smallest <= 1:

@@ -5,6 +5,7 @@ With a reserve, a few images of old classes that were never trained on, it is PA
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -280,8 +281,8 @@ class PACT(Calibrator[PACTResult]):
         reserve : pair of tensors or arrays, Dataset or DataLoader, optional
             Images of old classes that were never trained on, with their labels. Those of new classes are not used: the
             validation set serves them, and unless all classes are new, a reserve without an image of an old class is
-            refused. A reserve of tensors of which some images are also in a memory of tensors raises a warning; if most
-            of them are, it is refused.
+            refused. Where some of its images are also in memory, the verdict is `reserve_in_memory`; if most of them
+            are, it is refused.
         history : dict, optional
             `history_` of the PACT of the task before; without it nothing is remembered.
         classes, columns : iterable of int, optional
@@ -334,19 +335,22 @@ class PACT(Calibrator[PACTResult]):
         memo = history
         if beliefs.informed:
             before = None if history is None else {key: value for key, value in history.items() if key != "before"}
-            memo = {**beliefs.memo(), "model": weights_hash(model), "before": before}
+            memo = {**beliefs.memo(), "model": weights_hash(model), "new_classes": sorted(new), "before": before}
         self._fitted(mapping, evidence.classes, result, **evidence.model, history=memo)
         said = "" if kept is None else kept.said
         warn_of(replace(evidence.result, verdicts=result.verdicts), "PACT", evidence.scales, said)
         return self
 
     def _earlier(self, *args: Any, **kwargs: Any) -> History | None:
-        """What the task before left; where this very network was fitted last, what that fit began with."""
+        """What the task before left; where this very task was fitted last, what that fit began with."""
         history = super()._earlier(*args, **kwargs)
-        model = kwargs.get("model", args[0] if args else None)
-        if history is None or "before" not in history or not isinstance(model, nn.Module):
+        if history is None or "before" not in history:
             return history
-        again = history["model"] == weights_hash(model)
+        given = inspect.signature(self.fit).bind_partial(*args, **kwargs).arguments
+        model, new = given.get("model"), given.get("new_classes")
+        if not isinstance(model, nn.Module) or history["model"] != weights_hash(model):
+            return history
+        again = sorted(as_new_classes(new)) == history.get("new_classes")
         return cast("History | None", history["before"]) if again else history
 
     def _read_reserve(

@@ -127,8 +127,8 @@ def load_dataset(
     if not isinstance(dataset, Dataset):
         raise invalid("dataset", f"{name!r}, which returned {found(dataset)}", _OWN)
     labels, n_classes = dataset.train.labels.unique().tolist(), dataset.n_classes
-    if labels != list(range(n_classes)):
-        given = f"{name!r}, whose training labels are {shortened(labels)}"
+    if unknown := [label for label in labels if not 0 <= label < n_classes]:
+        given = f"{name!r}, which has training images with the labels {shortened(unknown)}"
         raise invalid("dataset", given, f"labels from 0 to {n_classes - 1}, one for each of its class names")
     return dataset
 
