@@ -100,7 +100,7 @@ def refuse_used(ids: ArrayLike | None, used_ids: ArrayLike | None, n: int) -> No
     if len(common):
         raise invalid(
             "ids",
-            f"{len(common)} images that were used before {shortened(common.tolist())}",
+            f"{len(common)} images that were used before ({shortened(common.tolist())[1:-1]})",
             "images that neither the network nor the calibrator has seen",
             "Keep a reserve out of training, and fit the calibrator on other images.",
         )
