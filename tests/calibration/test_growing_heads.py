@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tcil
-from tcil.calibration.inputs.classifier import weights_hash
+from tcil.calibration.inputs.weights import weights_hash
 
 D, K = 6, 4
 

@@ -442,7 +442,8 @@ class DistanceScaling(tcil.extending.Calibrator):
     result_type = float
 
     def fit(self, model, valid, n_classes):
-        from tcil.calibration.inputs.classifier import Classifier, weights_hash
+        from tcil.calibration.inputs.classifier import Classifier
+        from tcil.calibration.inputs.weights import weights_hash
 
         with Classifier(model) as classifier, torch.no_grad():
             classifier.logits_and_features(classifier.place(valid[0]))

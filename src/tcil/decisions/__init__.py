@@ -26,7 +26,8 @@ from tcil.decisions.promises import (
 )
 from tcil.decisions.rules import DecidingModel, load
 from tcil.decisions.sets import ConformalResult, ConformalSets, SetThreshold
-from tcil.decisions.thresholds import GroupThreshold, RiskThreshold, RiskThresholdResult, smallest_reserve
+from tcil.decisions.thresholds.result import GroupThreshold, RiskThresholdResult
+from tcil.decisions.thresholds.rule import RiskThreshold, smallest_reserve
 
 __all__ = [
     "ClaimedThreshold",

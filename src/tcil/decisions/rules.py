@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tcil.calibration import storage
 from tcil.calibration.calibrators.wrapped import CalibratedModel
-from tcil.calibration.inputs.classifier import unwrap
+from tcil.calibration.inputs.weights import unwrap
 from tcil.foundation.arrays import (
     ArrayLike,
     Floats,

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration.calibrators import Calibrator
-from tcil.calibration.inputs.classifier import Classifier, weights_hash
+from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.features import select_logits
+from tcil.calibration.inputs.weights import weights_hash
 from tcil.foundation import random_state
 from tcil.foundation.arrays import as_classes, as_labels, at_least_float32, classes_and_columns, pick_columns
 from tcil.foundation.errors import invalid, warnings_of

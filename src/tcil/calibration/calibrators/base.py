@@ -16,8 +16,8 @@ from tcil.calibration import storage
 from tcil.calibration.calibrators.fitted import FittedState, History, check_sound, restored
 from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap, full_precision, on_device
 from tcil.calibration.calibrators.wrapped import CalibratedModel, returns_calibrated
-from tcil.calibration.inputs.classifier import UsedWeights, unwrap, weights_hash
 from tcil.calibration.inputs.features import FeatureSource
+from tcil.calibration.inputs.weights import UsedWeights, unwrap, weights_hash
 from tcil.calibration.prior import Prior, PriorEstimate, PriorMethod, check_possible, estimate_prior, log_prior_of
 from tcil.foundation.arrays import (
     ArrayLike,

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from tcil.calibration.calibrators.arguments import new_class_mask, warn_unless_ok
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.fitted import History
-from tcil.calibration.inputs.classifier import Classifier, UsedWeights
+from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
+from tcil.calibration.inputs.weights import UsedWeights
 from tcil.calibration.temperature import TemperatureFit, solve_temperature
 from tcil.foundation import random_state
 from tcil.foundation.arrays import classes_and_columns, label_columns, pick_columns, whole_number

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tcil.calibration import storage
 from tcil.calibration.calibrators.maps import CalibrationMap
-from tcil.calibration.inputs.classifier import UsedWeights
 from tcil.calibration.inputs.features import FeatureSource
+from tcil.calibration.inputs.weights import UsedWeights
 from tcil.foundation.arrays import as_classes
 from tcil.foundation.errors import invalid
 

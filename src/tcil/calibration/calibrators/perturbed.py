@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from tcil.calibration.calibrators.arguments import BOUNDS, missing_valid, positive, warn_unless_ok
 from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.maps import CalibrationMap
-from tcil.calibration.inputs.classifier import Classifier, UsedWeights
+from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
+from tcil.calibration.inputs.weights import UsedWeights
 from tcil.calibration.prediction import stream_logits
 from tcil.calibration.temperature import solve_temperature
 from tcil.foundation import random_state

@@ -20,11 +20,12 @@ from tcil.calibration.exemplars import (
     check_coverage,
     read_exemplars,
 )
-from tcil.calibration.inputs.classifier import Classifier, UsedWeights
+from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.duplicates import count_shared, digests_of
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.features import FeatureSource, FeatureSpec
 from tcil.calibration.inputs.input_scale import InputScale
+from tcil.calibration.inputs.weights import UsedWeights
 from tcil.calibration.perturbation import (
     DirectionPolicy,
     MagnitudeSearch,

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration.calibrators.maps import CalibrationMap, copied, full_precision
-from tcil.calibration.inputs.classifier import as_taken, unwrap
+from tcil.calibration.inputs.classifier import as_taken
 from tcil.calibration.inputs.features import FeatureSource, select_logits
+from tcil.calibration.inputs.weights import unwrap
 from tcil.foundation.arrays import at_least_float32, pick_columns
 from tcil.foundation.errors import invalid
 

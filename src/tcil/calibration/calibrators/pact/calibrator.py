@@ -24,10 +24,11 @@ from tcil.calibration.calibrators.pact.filter import PACTFilter, check_history
 from tcil.calibration.calibrators.pact.imbalance import Imbalance, imbalance_ratio, parse_imbalance
 from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult, warn_of
 from tcil.calibration.exemplars import as_new_classes, check_coverage
-from tcil.calibration.inputs.classifier import Classifier, weights_hash
+from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.duplicates import count_shared, digests_of
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.features import FeatureSpec
+from tcil.calibration.inputs.weights import weights_hash
 from tcil.calibration.prediction import stream_logits
 from tcil.foundation import random_state
 from tcil.foundation.arrays import check_own_unmasked, classes_and_columns, label_columns, pick_columns

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
@@ -18,11 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from tcil.decisions.costs import ROUNDING, AcceptHead, Action, Costs, checked_costs
+from tcil.decisions.costs import AcceptHead, Action, Costs, checked_costs
 from tcil.decisions.promises import DecisionVerdict, Design, PromiseKind, Search, ThresholdGroups
-from tcil.decisions.risk_tests import ALL, NEW, OLD, Ends, Mixture, Rates, RiskTest, begins_at, mixture_ends
+from tcil.decisions.risk_tests import ALL, NEW, OLD, Ends, Mixture, RiskTest, begins_at, mixture_ends
 from tcil.decisions.rules import (
-    Bools,
     DecisionRule,
     LabelledImages,
     answer,
@@ -30,160 +29,15 @@ from tcil.decisions.rules import (
     check_stratified,
     labelled_images,
 )
+from tcil.decisions.thresholds.result import RiskThresholdResult
+from tcil.decisions.thresholds.search import ThresholdSearch
 from tcil.foundation.arrays import ArrayLike, Floats, as_probabilities, as_tensor, whole_number
 from tcil.foundation.errors import invalid
-from tcil.foundation.records import Record
 
 # Fixed before any image is seen: confidences at even steps of the log-odds, for networks of any temperature.
 DEFAULT_CANDIDATES = tuple(1 / (1 + math.exp(-x)) for x in (14, 10, 8, 6, 5, 4, 3, 2, 1, 0, -1))
 _N_REFERENCE = 12  # candidates that are taken from reference images
 _MANY = 30  # correct images without an error that are suspicious
-
-
-@dataclass(frozen=True)
-class GroupThreshold(Record):
-    """A threshold for one predicted group, and what it promises.
-
-    Attributes
-    ----------
-    group : str
-        "all", or the predicted group "old" or "new".
-    threshold : float
-        Accept where the score is at least this; infinity where no threshold keeps the promise.
-    verdict : DecisionVerdict
-        Whether there is one, and if not, why.
-    coverage : float
-        Expected share of the group's images that are accepted; of a range of mixtures, the least.
-    coverage_old, coverage_new : float or None
-        The same among images whose true class is old, or new.
-    accepted, errors : int or float
-        Calibration images that are accepted, and the sum of their losses.
-    risk_estimate : float or None
-        The risk as estimated; of a range of mixtures, the largest.
-    risk_bound : float
-        The upper bound that passed the test, at most the wanted risk; 1 where none did. The promise is the wanted risk:
-        this bound alone does not allow for the search among candidates.
-    begins_at : int
-        The smallest number of images of each group with which a threshold can exist: all accepted, and no error. With
-        mixture "as_sampled", of all images together.
-    likely_begins_at : int or None
-        An estimate of the same at the error rates of these images, with half an error added for each group; None if no
-        number of images is enough, and where there is a threshold.
-
-    Examples
-    --------
-    >>> from tcil import decisions
-    >>> rule = decisions.RiskThreshold(risk=0.2, mixture="as_sampled").fit([[0.9, 0.1]] * 100, [0] * 97 + [1] * 3)
-    >>> threshold, = rule.result_.thresholds
-    >>> threshold.group, round(threshold.threshold, 2), threshold.accepted, threshold.errors
-    ('all', 0.27, 100, 3.0)
-    """
-
-    group: str
-    threshold: float
-    verdict: DecisionVerdict
-    coverage: float
-    coverage_old: float | None
-    coverage_new: float | None
-    accepted: int
-    errors: float
-    risk_estimate: float | None
-    risk_bound: float
-    begins_at: int
-    likely_begins_at: int | None
-
-    @property
-    def exists(self) -> bool:
-        """Whether anything is accepted at all."""
-        return self.threshold < math.inf
-
-
-@dataclass(frozen=True)
-class RiskThresholdResult(Record):
-    """What a threshold promises, and on what grounds.
-
-    Attributes
-    ----------
-    risk, confidence : float
-        As asked: with this probability over the draw of the images, the risk is at most this.
-    kind : PromiseKind
-        The grounds; "none" where no threshold exists.
-    verdicts : tuple of DecisionVerdict
-        What `fit` found in the images.
-    thresholds : tuple of GroupThreshold
-        One, or one for each predicted group.
-    n_old, n_new : int
-        Calibration images of each true group.
-    n_candidates : int
-        Thresholds that were tested for each group.
-    groups : tuple of str
-        The true groups that images are needed of: "old" and "new", one of them, or "all" for a single sample.
-    steps : tuple of int
-        Their sizes are multiples of this: the classes of each group for a stratified draw, otherwise 1.
-    assumptions : tuple of str
-        The assumptions of the promise.
-
-    Examples
-    --------
-    >>> from tcil import decisions
-    >>> rule = decisions.RiskThreshold(risk=0.05, mixture="as_sampled").fit([[0.9, 0.1]] * 20, [0] * 20)
-    >>> print(rule.result_.message)
-    No threshold keeps a risk of 5 % at confidence 90 % with 20 images.
-    Smallest number, without a single error: 92 images.
-    Estimate at the error rate of these images: 385 images.
-    """
-
-    risk: float
-    confidence: float
-    kind: PromiseKind
-    verdicts: tuple[DecisionVerdict, ...]
-    thresholds: tuple[GroupThreshold, ...]
-    n_old: int
-    n_new: int
-    n_candidates: int
-    groups: tuple[str, ...]
-    steps: tuple[int, ...]
-    assumptions: tuple[str, ...]
-
-    def images_needed(self, n: int) -> dict[str, int]:
-        """The number of images of each group, `n` rounded up to whole classes for a stratified draw.
-
-        Parameters
-        ----------
-        n : int
-            `begins_at` or `likely_begins_at` of a threshold.
-
-        Returns
-        -------
-        dict of str to int
-            By true group, or of "all" images for a single sample.
-        """
-        return {group: step * math.ceil(n / step) for group, step in zip(self.groups, self.steps, strict=True)}
-
-    def _words(self, n: int) -> str:
-        sizes = self.images_needed(n).items()
-        return " and ".join(f"{size:,}" if group == ALL else f"{size:,} {group}" for group, size in sizes) + " images"
-
-    @property
-    def message(self) -> str:
-        """The answer in words; where there is no threshold, with the number of images that it takes."""
-        sentences = []
-        for found in self.thresholds:
-            of = "" if found.group == ALL else f" for images predicted as {found.group}"
-            asked = f"a risk of {100 * self.risk:g} % at confidence {100 * self.confidence:g} %{of}"
-            if found.exists:
-                sentences.append(
-                    f"Accept from {found.threshold:.4g} on: {asked}, expected coverage {100 * found.coverage:.1f} %."
-                )
-                continue
-            both = self.n_old and self.n_new
-            have = f"{self.n_old} old and {self.n_new} new images" if both else f"{self.n_old + self.n_new} images"
-            sentences.append(f"No threshold keeps {asked} with {have}.")
-            sentences.append(f"Smallest number, without a single error: {self._words(found.begins_at)}.")
-            likely = found.likely_begins_at
-            estimate = "no number is enough" if likely is None else self._words(likely)
-            sentences.append(f"Estimate at the error rate of these images: {estimate}.")
-        return " ".join(sentences)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -353,7 +207,8 @@ class RiskThreshold(DecisionRule[RiskThresholdResult]):
         if other is not None and other.shape[1] != n_classes:
             raise invalid("reference", f"{other.shape[1]} columns", f"{n_classes}, as probs has")
         regions = (ALL,) if self.groups is ThresholdGroups.POOLED else (OLD, NEW)
-        search = _Found(self, action, images, (1.0 - self.confidence) / len(regions))
+        error = (1.0 - self.confidence) / len(regions)
+        search = ThresholdSearch(_test_of(self, action), Search(self.search), action, images, error)
         groups, steps = self._sample(ends, images)
         smallest_group = len(images.columns) if ends is None else min(n for n in counts.values() if n)
         tried = {region: self._tried(action, images, other, region, smallest_group) for region in regions}
@@ -461,93 +316,10 @@ class RiskThreshold(DecisionRule[RiskThresholdResult]):
             raise ValueError(f"thresholds of the groups {groups}")
 
 
-# The search --------------------------------------------------------------------------------------------------
-
-
 def _test_of(rule: RiskThreshold, action: Action) -> RiskTest:
     ends, _ = mixture_ends(rule.mixture)
     plain = rule.top_k == 1 and rule.costs is None
     return RiskTest(rule.risk / action.unit, ends, Design(rule.design), action.zero_one, plain)
-
-
-class _Found:
-    """The calibration images at hand, and the thresholds that they allow."""
-
-    def __init__(self, rule: RiskThreshold, action: Action, images: LabelledImages, error: float) -> None:
-        self.test, self.search, self.error = _test_of(rule, action), Search(rule.search), error
-        self.unit = action.unit
-        self.score = action.score(images.probs)
-        self.loss = action.loss(images.probs, images.columns)
-        self.is_new = images.is_new
-        self.said_new = action.decided_new(images.probs, images.new)
-
-    def threshold(self, region: str, tried: Floats) -> GroupThreshold:
-        """The best candidate for images that are predicted into this group."""
-        test, inside = self.test, np.ones(len(self.score), bool)
-        if region != ALL:
-            inside = self.said_new == (region == NEW)
-        rates, whole = self._rates(inside, tried), self._rates(inside, np.array([-np.inf]))
-        level = self.error if self.search is Search.SEQUENCE else self.error / len(tried)
-        passed, last_level = self._passed(rates, region, level)
-        first = begins_at(test, region, level)
-        if not passed.any():
-            few = min(rate.n for group, rate in rates.items() if test.met(group) and rate.n) < first
-            return GroupThreshold(
-                group=region,
-                threshold=math.inf,
-                verdict=DecisionVerdict.TOO_FEW_IMAGES if few else DecisionVerdict.NONE_FOUND,
-                coverage=0.0,
-                coverage_old=0.0 if rates[OLD].n else None,
-                coverage_new=0.0 if rates[NEW].n else None,
-                accepted=0,
-                errors=0.0,
-                risk_estimate=None,
-                risk_bound=self.unit,
-                begins_at=first,
-                likely_begins_at=test.likely_begins_at(rates, region, level),
-            )
-        best = int(np.where(passed, tried, np.inf).argmin())
-        chosen = {group: rate.at(np.array([best])) for group, rate in rates.items()}
-        shares = {
-            group: float(rate.accepted[0] / max(whole[group].accepted[0], 1e-300)) if rate.n else None
-            for group, rate in chosen.items()
-        }
-        return GroupThreshold(
-            group=region,
-            threshold=float(tried[best]),
-            verdict=DecisionVerdict.OK,
-            coverage=test.coverage(chosen, whole),
-            coverage_old=shares[OLD],
-            coverage_new=shares[NEW],
-            accepted=round(sum(float(rate.accepted[0]) for rate in chosen.values())),
-            errors=self.unit * sum(float(rate.lost[0]) for rate in chosen.values()),
-            risk_estimate=self.unit * test.estimate(chosen),
-            risk_bound=self.unit * float(test.bound(chosen, region, last_level)[0]),
-            begins_at=first,
-            likely_begins_at=None,
-        )
-
-    def _rates(self, inside: Bools, tried: Floats) -> dict[str, Rates]:
-        found = {}
-        for group, own in ((OLD, ~self.is_new), (NEW, self.is_new)):
-            rows = own & inside
-            accepted = self.score[rows][None, :] >= tried[:, None] - ROUNDING
-            loss = self.loss[rows]
-            found[group] = Rates(int(own.sum()), accepted @ loss, accepted @ (1 - loss))
-        return found
-
-    def _passed(self, rates: Mapping[str, Rates], region: str, level: float) -> tuple[Bools, float]:
-        """Which candidates pass, and the share of the error that the last of them was tested at."""
-        passed: Bools = self.test.bound(rates, region, level) <= self.test.risk
-        if self.search is Search.SEQUENCE:
-            return np.logical_and.accumulate(passed), level
-        while passed.any() and not passed.all():  # Holm: what has passed leaves its share of the error to the rest
-            next_level = self.error / (~passed).sum()
-            fresh = (self.test.bound(rates, region, next_level) <= self.test.risk) & ~passed
-            if not fresh.any():
-                break
-            passed, level = passed | fresh, next_level
-        return passed, level
 
 
 def _checked_candidates(given: Sequence[float]) -> tuple[float, ...]:
