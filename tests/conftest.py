@@ -35,7 +35,7 @@ FUZZ = f"{ROOT / 'tests' / 'fuzz'}{os.sep}"
 LONG = {"slow", "processes", "training", "ray", "fuzz"}  # markers of tests that go to whichever worker is free
 # Files of which the first to run pays for all: what an export imports, the scripts of pages.
 TOGETHER = {
-    "test_onnx": "export", "test_modules": "export", "test_wrap_and_storage": "export",
+    "test_onnx": "export", "test_modules": "export", "test_wrap": "export", "test_masked_networks": "export",
     "test_charts": "pages", "test_page": "pages", "test_importing": "pages", "test_command_line": "pages",
 }  # fmt: skip
 
