@@ -47,7 +47,7 @@ SETTINGS = st.one_of(
 OPTIONS = {
     "run": ["--preset", "--dataset", "--learner", "--seeds", "--data", "--out", "--reserve", "--calibrators",
             "--device", "--log", "--job", "--on", "--cpus-per-run", "--gpus-per-run", "--at-once", "--ray-address"],
-    "plan": ["--preset", "--dataset", "--learner", "--seeds", "--out", "--reserve"],
+    "plan": ["--preset", "--dataset", "--learner", "--seeds", "--out", "--reserve", "--data", "--calibrators"],
     "calibrate": ["--data", "--calibrators", "--redraw"],
     "import": ["--out", "--data", "--calibrators"],
     "report": ["--out", "--keep"],

@@ -156,6 +156,7 @@ class TestWords:
             (["plan", "--set", "network=resnet"], "network: got 'resnet'"),
             (["plan", "--set", "optimizer=sdg"], "optimizer: got 'sdg'"),
             (["plan", "--preset", "cifar"], "preset: got 'cifar'"),
+            (["plan", "--calibrators", "t-cl"], "calibrator: got 't-cl'"),
             (["run", "--dry-run", "--calibrators", "tss"], "calibrator: got 'tss'"),
             (["run", "--dry-run", "--log", "cvs"], "log: got 'cvs'"),
             (["run", "--dry-run", "--on", "ry"], "on: got 'ry'"),

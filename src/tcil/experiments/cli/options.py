@@ -140,6 +140,14 @@ class TrainingOptions:
         more: dict[str, Any] = {"until": self.tasks_until, "backup": self.backup, "compiled": self.compiled}
         return [Job(one, self.out, self.data, self.device, names, self.log, self.full_data, **more) for one in runs]
 
+    def has_finished(self, run: RunSettings) -> bool:
+        """Whether the run has results of all tasks, or of the first `--tasks-until`."""
+        from tcil.experiments.runs.results import StoredSettings
+        from tcil.experiments.runs.store import RunFolder
+
+        n_tasks = StoredSettings.of(run).n_tasks or 1
+        return RunFolder(self.out / run.name).n_results >= min(self.tasks_until or n_tasks, n_tasks)
+
 
 @dataclass(frozen=True)
 class PlaceOptions:

@@ -89,14 +89,12 @@ def run_here(job: Job, console: Screen, *, verbose: bool = False, browse: bool =
 
 def _cost(runs: list[RunSettings], training: TrainingOptions) -> Grid:
     """The cost of the runs, each with its second training on all data."""
-    from tcil.experiments.runs.results import StoredSettings
     from tcil.experiments.runs.store import RunFolder
     from tcil.experiments.scheduling.plan import Planned, Standing, plan
 
     planned = []
     for one in [one for run in runs for one in (run, *([run.on_all_data()] if training.full_data else []))]:
-        folder, until = RunFolder(training.out / one.name), training.tasks_until
-        ready = folder.n_results >= min(until or folder.n_results + 1, StoredSettings.of(one).n_tasks or 1)
-        standing = Standing.FINISHED if ready else Standing.MISSING
-        planned.append(Planned(one, standing, until=until, done=folder.n_done))
+        standing = Standing.FINISHED if training.has_finished(one) else Standing.MISSING
+        done = RunFolder(training.out / one.name).n_done
+        planned.append(Planned(one, standing, until=training.tasks_until, done=done))
     return plan(planned, training.data)
