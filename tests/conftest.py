@@ -162,6 +162,14 @@ def digits_tasks(digits_example):
         torch.set_default_dtype(usual)
 
 
+@pytest.fixture(scope="session")
+def fitted(digits_tasks):
+    """A task, and every calibrator by its name, fitted on it."""
+    from every_calibrator import all_calibrators
+
+    return digits_tasks[2], all_calibrators(digits_tasks[2])
+
+
 @pytest.fixture
 def task(digits_tasks):
     """The third task: 6 classes seen, 4 and 5 new; the head is 10 wide. The model is a copy of the test's own."""

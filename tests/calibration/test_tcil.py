@@ -502,8 +502,19 @@ class TestVerdicts:
         assert raw.temperature == pytest.approx(plain.temperature, rel=0.02)
         assert "bracket_widened" in raw.verdicts
 
-    def test_nothing_to_remark_is_ok(self, task):
-        assert fit(task).result_.verdicts == ("ok",)
+    @pytest.mark.parametrize(("images", "verdicts"), [(200, ("ok",)), (8, ("uncertain_target",))])
+    def test_few_validation_images_are_remarked(self, images, verdicts):
+        """Of 200 images 36 are wrong, and of 8 one: then another draw has another temperature."""
+        generator = torch.Generator().manual_seed(2)
+        corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+        network = nn.Linear(2, 4, bias=False)
+        network.load_state_dict({"weight": 3 * corners})
+
+        def draw(labels, noise):
+            return corners[labels] + noise * torch.randn(len(labels), 2, generator=generator), labels
+
+        memory, valid = draw(torch.arange(40) % 4, 0.3), draw(2 + torch.arange(images) % 2, 0.8)
+        assert tcil.TCIL().fit(network, memory, valid, new_classes=[2, 3]).result_.verdicts == verdicts
 
     def test_result_is_frozen(self, task):
         with pytest.raises(dataclasses.FrozenInstanceError):

@@ -24,6 +24,7 @@ from tcil.foundation.records import Record
 
 # Rows are converted to float64 this many elements at a time, so that the solver needs little extra memory.
 _CHUNK_ELEMENTS = 1 << 21
+FEWEST = 5  # images below which a mean or an error means nothing
 
 
 class Solver(Option):
@@ -157,6 +158,19 @@ def solve_temperature(z: Tensor, y: Tensor, solver: Solver = Solver.EXACT, seed:
     nll_before, gradient = loss.nll(1.0)
     nll_after, gradient = loss.nll(temperature) if temperature != 1.0 else (nll_before, gradient)
     return TemperatureFit(temperature, verdict, nll_before, nll_after, gradient, len(z), solver)
+
+
+def temperature_error(z: Tensor, y: Tensor, temperature: float) -> float | None:
+    """The standard error of log T by the draw of these images (sandwich); None where it has none."""
+    if len(z) < FEWEST:
+        return None
+    scaled = z.double() / temperature
+    p, scaled = torch.softmax(scaled, dim=1), without_masked(scaled)
+    mean = (p * scaled).sum(dim=1)
+    score = scaled.gather(1, y[:, None]).squeeze(1) - mean  # d NLL / d log T, a row each
+    curvature = float(((p * scaled.square()).sum(dim=1) - mean.square() - score).mean())
+    spread = float(score.square().sum() / (len(z) - 1)) ** 0.5
+    return None if curvature <= 0 or spread <= 1e-6 else spread / curvature / math.sqrt(len(z))
 
 
 Interval = tuple[float, float]

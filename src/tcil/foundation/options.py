@@ -111,6 +111,10 @@ class Verdict(Option):
         "the target lies beyond magnitude 1 and the inputs have a larger scale,"
         " so the search was extended to that scale",
     )
+    UNCERTAIN_TARGET = (
+        "uncertain_target",
+        "the validation set leaves T uncertain by a factor of 2 or more (95 %): too few images, or too few errors",
+    )
     VALID_IN_MEMORY = (
         "valid_in_memory",
         "some validation images are also in memory: they were trained on, so T will be too low",

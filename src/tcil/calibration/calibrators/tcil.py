@@ -35,7 +35,7 @@ from tcil.calibration.perturbation import (
 )
 from tcil.calibration.perturbed_exemplars import PerturbedExemplars
 from tcil.calibration.prediction import stream_logits
-from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature
+from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature, temperature_error
 from tcil.foundation import random_state
 from tcil.foundation.arrays import (
     check_own_unmasked,
@@ -47,6 +47,8 @@ from tcil.foundation.arrays import (
 from tcil.foundation.errors import NotFittedError, invalid, shortened, warn
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
+
+_UNCERTAIN = 0.35  # a standard error of log T: twice or half, at 95 %
 
 
 @dataclass(frozen=True)
@@ -353,7 +355,7 @@ class TCIL(SingleTemperature[TCILResult]):
                 validation = _read_validation(exemplars, valid_stream)
                 answer = self._calibrate(exemplars, validation)
         differ, scales = exemplars.differ_in_scale(validation.scale)
-        noted = _noted(exemplars, validation, differ)
+        noted = _noted(exemplars, validation, answer.target, differ)
         result = _result(answer, exemplars, validation, noted)
         seen = _seen_model(model, exemplars)
         return TCILEvidence(
@@ -456,10 +458,13 @@ def _check_valid(labels: Tensor, names: tuple[int, ...], new: tuple[int, ...], d
     return columns
 
 
-def _noted(exemplars: Exemplars, valid: _Validation, scales_differ: bool) -> tuple[Verdict, ...]:
+def _noted(
+    exemplars: Exemplars, valid: _Validation, target: TemperatureFit, scales_differ: bool
+) -> tuple[Verdict, ...]:
     """Verdicts about the data, independent of the search."""
     new, present = exemplars.is_new.nonzero().squeeze(1).tolist(), set(valid.rows[1].tolist())
     seen = {
+        Verdict.UNCERTAIN_TARGET: target.verdict is Verdict.OK and _is_uncertain(valid, target),
         Verdict.VALID_IN_MEMORY: valid.n_exemplars > 0,
         Verdict.OLD_ROWS_IN_VALID: valid.n_ignored > 0,
         Verdict.CLASSES_NOT_IN_VALID: not present.issuperset(new),
@@ -469,6 +474,11 @@ def _noted(exemplars: Exemplars, valid: _Validation, scales_differ: bool) -> tup
         Verdict.SINGLE_EXEMPLAR: bool((exemplars.counts == 1).any()),
     }
     return tuple(verdict for verdict, so in seen.items() if so)
+
+
+def _is_uncertain(valid: _Validation, target: TemperatureFit) -> bool:
+    error = temperature_error(*valid.rows, target.temperature)
+    return error is None or error > _UNCERTAIN
 
 
 def _result(answer: _Answer, exemplars: Exemplars, valid: _Validation, noted: tuple[Verdict, ...]) -> TCILResult:

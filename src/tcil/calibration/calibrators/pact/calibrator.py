@@ -39,7 +39,7 @@ from tcil.foundation.records import Record
 _INVERTED = 0.5  # an imbalance below which it was perhaps meant the other way round
 _OF_THE_SEARCH = frozenset(
     (Verdict.TARGET_ABOVE_RANGE, Verdict.TARGET_JUMPED, Verdict.BELOW_TOLERANCE, Verdict.BRACKET_WIDENED,
-     Verdict.DEGENERATE_VALID, Verdict.DEGENERATE_MEMORY)
+     Verdict.DEGENERATE_VALID, Verdict.DEGENERATE_MEMORY, Verdict.UNCERTAIN_TARGET)
 )  # fmt: skip
 
 

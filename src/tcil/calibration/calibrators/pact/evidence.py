@@ -13,13 +13,12 @@ from torch import Tensor
 from tcil.calibration.calibrators.maps import centred
 from tcil.calibration.calibrators.pact.constants import MEASURED
 from tcil.calibration.calibrators.tcil import TCILEvidence
-from tcil.calibration.temperature import solve_temperature
+from tcil.calibration.temperature import FEWEST, solve_temperature, temperature_error
 from tcil.foundation.arrays import mask_out, without_masked
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
 
 Labelled = tuple[Tensor, Tensor]  # logits and columns
-_FEWEST = 5  # validation images below which a mean or an error means nothing
 
 
 @dataclass(frozen=True)
@@ -123,18 +122,10 @@ def _bisect(rising: Callable[[float], float], low: float, high: float) -> float:
 
 def temperature_with_error(logits: Tensor, columns: Tensor) -> tuple[float, float] | None:
     """log T by cross-entropy, and its standard error (sandwich); None where it has none."""
-    n = len(logits)
-    if logits.shape[1] < 2 or n < _FEWEST or (fit := solve_temperature(logits, columns)).verdict is not Verdict.OK:
+    if logits.shape[1] < 2 or (fit := solve_temperature(logits, columns)).verdict is not Verdict.OK:
         return None
-    z = logits.double() / fit.temperature
-    p, z = torch.softmax(z, dim=1), without_masked(z)
-    mean = (p * z).sum(dim=1)
-    score = z.gather(1, columns[:, None]).squeeze(1) - mean  # d NLL / d log T, a row each
-    curvature = float(((p * z.square()).sum(dim=1) - mean.square() - score).mean())
-    spread = float(score.square().sum() / (n - 1)) ** 0.5
-    if curvature <= 0 or spread <= 1e-6:
-        return None
-    return math.log(fit.temperature), spread / curvature / math.sqrt(n)
+    error = temperature_error(logits, columns, fit.temperature)
+    return None if error is None else (math.log(fit.temperature), error)
 
 
 def label_shift(
@@ -151,7 +142,7 @@ def label_shift(
     odds = torch.logsumexp(old, dim=1) - torch.logsumexp(new, dim=1) + share.log()
     mean = torch.logsumexp(odds, dim=0)
     weight = torch.exp(odds - mean)  # sums to 1
-    if len(columns) < _FEWEST or len(columns.unique()) < new.shape[1] or not math.isfinite(mean):
+    if len(columns) < FEWEST or len(columns.unique()) < new.shape[1] or not math.isfinite(mean):
         return None
     slopes = _mean_logit(old) - _mean_logit(new)
     variance = float((weight - share).square().sum())
