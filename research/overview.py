@@ -41,16 +41,25 @@ TITLES = {
 OF_THE_PAPER = ("vanilla", "ts", "ets", "irm", "perturb-ts")  # what T-CIL is compared with there
 TABLES = ("ece", "ece_predicted_old", "ece_predicted_new", "accuracy")
 
-HEAD = """# Results
+HEAD = """# Results on letters and CIFAR
+
+What the calibrators do on networks that this project has trained, beside the authors' networks and the paper's numbers.
+*Optimal TS* is the oracle: one temperature fitted to the test labels. PACT is ours, the other calibrators are the
+paper's. [Where these numbers come from](#where-these-numbers-come-from) says which of them PACT was developed on.
+"""
+
+ORIGIN = """## Where these numbers come from
 
 Written by `make results` from the JSON files under `docs/results/`. Nothing on this page is typed in by hand except the
-words around the numbers. All runs were made by this project on two shared CPU cores. *Optimal TS* is the oracle: one
-temperature fitted to the test labels. PACT is ours, the other calibrators are the paper's. Unless a table says
-otherwise, numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version
-0.2.0: their learners ([what has changed](learners.md)) and their PACT are of that version. **PACT was developed on
-runs of this page** (13 of the 20 on letters, and those of 20 classes): [the page on PACT](pact.md) has runs that were
-not looked at. On the authors' checkpoints PACT is in its present form ([round eight](pact.md#results)); elsewhere it is
-as follows.
+words around the numbers. All runs were made by this project on two shared CPU cores. Unless a table says otherwise,
+numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version 0.2.0: their
+learners ([what has changed](learners.md)) and their PACT are of that version.
+
+**PACT was developed on runs of this page** (13 of the 20 on letters, and those of 20 classes): [the page on
+PACT](pact.md) has runs that were not looked at. Not all runs have PACT in [its present form](pact.md#results);
+[the others](pact-history.md#which-page-shows-which-form) have an earlier one.
+
+- PACT in its present form, the authors' checkpoints: all.
 """
 
 
@@ -79,7 +88,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     IMAGES.mkdir(parents=True, exist_ok=True)
     found = sources()
-    parts = [HEAD, *forms(), *summary(found), *questions(found), *tables(found), *coverage()]
+    parts = [HEAD, *summary(found), *questions(found), ORIGIN.rstrip(), *forms(), *tables(found), *coverage()]
     replace_file(PAGE, ("\n".join(parts).rstrip() + "\n").encode())
     print(PAGE.relative_to(ROOT))
 
@@ -189,8 +198,8 @@ def summary(found: Sequence[Source]) -> Iterator[str]:
     )
     yield f"- **One temperature hides a difference.** {_hidden(cases)}"
     yield (
-        "- **Not run**: the paper's schedule of 200 epochs, most of its network (ResNet-32, schedule `compact`), and a"
-        " part of the schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet):"
+        "- **Not run**: the paper's schedule of 200 epochs, nearly all runs with its network (ResNet-32, schedule"
+        " `compact`), and a part of the schedule `small` (CIFAR-100 whole, CIFAR-10, Tiny-ImageNet):"
         " [what is missing](#what-was-run-and-what-is-missing)."
     )
     yield (

@@ -113,6 +113,8 @@ class TestCode:
             "x_test": task.test[0],
             "y_test": task.test[1],
             "new_classes": task.new_classes,
+            "kept_x": list(task.test[0][:8].split(2)),
+            "kept_y": list(task.test[1][:8].split(2)),
         }
         monkeypatch.chdir(tmp_path)
         with warnings.catch_warnings():
@@ -127,6 +129,20 @@ class TestCode:
         lists = {"preset", "learners", "seeds", "datasets", "project"}
         for block in blocks_of(page, "toml"):
             assert tomllib.loads(block).keys() <= lists | RunSettings.model_fields.keys()
+
+    def test_presets_in_the_table_are_those_of_the_command_line(self):
+        from tcil.experiments.config.presets import PRESETS
+        from tcil.experiments.config.settings import expand
+
+        text = (DOCS / "benchmark.md").read_text().split("## Presets")[1].split("## Data")[0]
+        rows = [
+            [cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if "| `" in line
+        ]
+        runs = {name: expand({"preset": name}, set())[0] for name in PRESETS}
+        assert {row[0]: row[2:] for row in rows} == {
+            name: [run.network, str(run.tasks), f"{run.memory:,}", str(run.validation), str(run.epochs)]
+            for name, run in runs.items()
+        }
 
     def test_own_parts_of_the_guide_run(self, tmp_path, monkeypatch):
         """The file that the guide builds up, block by block, in a run that uses all of it."""

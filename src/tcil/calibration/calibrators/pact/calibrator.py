@@ -1,4 +1,4 @@
-"""PACT: prior-adjusted confidence, tracked from task to task. One temperature, and one correction for rehearsal.
+"""PACT: prior-adjusted confidence, tracked from task to task. A temperature for old classes, one for new, and a bias.
 
 With a reserve, a few images of old classes that were never trained on, it is PACT-R.
 """
