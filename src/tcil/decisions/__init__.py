@@ -9,7 +9,7 @@ A rule is fitted on probabilities, usually those of a calibrator, and says what 
   classes.
 - `cheapest_decision`: the decision of least expected cost.
 
-What can be promised, and what cannot, is in docs/decisions.md.
+What can be promised, and what cannot, is in docs/decisions.md; docs/decisions-theory.md has the proofs.
 """
 
 from tcil.decisions.claims import ClaimedThreshold, GammaStep, ModelBasedResult, ModelBasedThreshold

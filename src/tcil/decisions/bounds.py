@@ -98,7 +98,7 @@ def conformal_rank(n: int, alpha: float, n_classes: int | None = None) -> int:
     """Which of `n` sorted scores is the threshold at coverage 1 - alpha; n + 1 where none is.
 
     For independent images, the smallest k with k / (n + 1) >= 1 - alpha. For the same number of images of each of
-    `n_classes` classes, the smallest that one of two theorems allows (docs/decisions.md has the proofs):
+    `n_classes` classes, the smallest that one of two theorems allows (docs/decisions-theory.md has the proofs):
     k >= (n + n_classes)(1 - alpha), or `stratified_coverage(n, k)` >= 1 - alpha.
 
     >>> conformal_rank(19, 0.05), conformal_rank(18, 0.05), conformal_rank(80, 0.1), conformal_rank(80, 0.1, 8)

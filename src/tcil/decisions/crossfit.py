@@ -158,7 +158,7 @@ def _check_classes(columns: Ints, fold: Ints, new: Bools, n_folds: int) -> None:
 
 
 def _promise(alpha: float, n: int, n_folds: int, n_classes: int | None) -> float:
-    if n_classes is not None:  # twice the mean of the p-values of the folds (docs/decisions.md)
+    if n_classes is not None:  # twice the mean of the p-values of the folds (docs/decisions-theory.md)
         missed = 2 * (alpha * (n + 1) - 1 + n_folds * n_classes) / (n + n_folds * n_classes)
         return max(0.0, 1 - missed)
     slack = min(2 * (1 - 1 / n_folds) / (n / n_folds + 1), (1 - n_folds / n) / (n_folds + 1))
