@@ -394,7 +394,7 @@ def _tuned_lines(frozen: Sequence[dict[str, Any]]) -> Iterator[str]:
     tuned = {"tasks": [task["calibrators"] for task in record["tasks"]]}
     tasks = slice(1, (n := len(tuned["tasks"])))
     yield ""
-    yield f"**Last block trained, three epochs a task, ER, seed 1: mean over tasks 2 to {n}, in %:**"
+    yield f"**Last block trained, three epochs per task, ER, seed 1: mean over tasks 2 to {n}, in %:**"
     yield ""
     yield "| row | last block trained | where it predicts an old class | a new class | head alone |"
     yield "|---|---|---|---|---|"

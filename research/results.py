@@ -46,7 +46,7 @@ Tiny-ImageNet with other schedules.
 this code on two shared CPU cores. The paper's numbers are those it prints. Training for 200 epochs as in the paper does
 not fit there, so ours is the `short-0.2` schedule of `tcil reproduce`: 20 classes of CIFAR-100 in 5 tasks with a small
 ResNet (`cifar100-mini` as in version 0.2.0, now the preset `cifar100-mini-0.2`; see [the learners](learners.md) for
-later changes) with three seeds, or as many as n says; ER at full size for ten epochs a task with one seed; and the
+later changes) with three seeds, or as many as n says; ER at full size for ten epochs per task with one seed; and the
 authors' own checkpoints. Cells that were not run say so.
 
 ```
@@ -84,8 +84,8 @@ DIFFERENCES = """- **Accuracy.** On `cifar100-mini` in 5 tasks it is 1 to 12 poi
 - **Δε\\* tells the policies apart less than in the paper**: T-CIL's is the lowest {lowest_mini} on
   `cifar100-mini`, and {lowest_full} at full size. The gaps between old and new, in accuracy and in
   mispredictions, do grow at full size as in the paper (claims above).
-- **A small validation set is not enough here**: with 20 images (5 a class, as many as the paper has with
-  Tiny-ImageNet; its least on CIFAR-100 is 10 a class) T-CIL's ECE is {least}, with more {more}.
+- **A small validation set is not enough here**: with 20 images (5 per class, as many as the paper has with
+  Tiny-ImageNet; its least on CIFAR-100 is 10 per class) T-CIL's ECE is {least}, with more {more}.
   The figure and claims on the memory size have this size, as the paper's have its least.
 - **PerturbTS is mostly n/a**: with four new classes out of up to twenty, the accuracy that its noise is to reach
   is below what noise leaves on validation data that are all new. The paper reports the same for CIFAR-10. With the
@@ -219,10 +219,10 @@ def two_tasks() -> Iterator[str]:
     if not (RESULTS / "full-size").exists():
         return
     yield "## Two tasks with the paper's networks\n"
-    yield "Ten classes a task, for one to three epochs: a check that these networks run, not a result.\n"
+    yield "Ten classes per task, for one to three epochs: a check that these networks run, not a result.\n"
     for study in studies(shown(read_runs([RESULTS / "full-size"]))):
         s = study.settings
-        yield f"{s.network}, epochs a task: {s.epochs}, memory {s.memory}, validation {s.validation}.\n"
+        yield f"{s.network}, epochs per task: {s.epochs}, memory {s.memory}, validation {s.validation}.\n"
         yield markdown(summary(study))
 
 

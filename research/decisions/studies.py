@@ -110,7 +110,7 @@ def _write(risks: list[RiskStudy], sets: list[CoverageStudy], redraws: int) -> N
     record = {
         "command": f"python -m research.decisions redraws --redraws {redraws}",
         "what": "ER on letters with the preset's noise (72) and a third of it (24), PACT probabilities; 1,000 test"
-        " images a class are the whole truth, drawn with replacement. A promise is kept if failures do not exceed"
+        " images per class are the whole truth, drawn with replacement. A promise is kept if failures do not exceed"
         " `allowed`, the 1 - 1e-4 quantile of what it says.",
         "risks": [{**asdict(study), "kept": study.kept} for study in risks],
         "sets": [{**asdict(study), "kept": study.kept} for study in sets],

@@ -24,7 +24,7 @@ FITTED = (
     "surrogate_temperature_error", "new_class_error", "surrogate_bias_error", "surrogate_offset", "offset_drift",
     "label_shift_error", "temperature_drift", "bias_drift", "first_drift", "bias_spread",
 )  # fmt: skip
-_FEW_NEW = 0.3  # weight of runs with fewer than four new classes a task
+_FEW_NEW = 0.3  # weight of runs with fewer than four new classes per task
 
 
 def unlikelihood(records: Sequence[dict[str, Any]], constants: PACTConstants) -> float:
@@ -43,7 +43,7 @@ def _densities(record: dict[str, Any], c: PACTConstants) -> Iterable[float]:
     """Of a run's stored pieces. The new classes enter by their fit, label shift as it is at the oracle's T; surrogate
     and label shift are those of one temperature for all classes, so that b is left as in round six.
 
-    The spread counts where a record has it; exemplars a class are the whole memory's.
+    The spread counts where a record has it; exemplars per class are the whole memory's.
     """
     memo: dict[str, Any] | None = None
     none = tcil.fit_temperature([[1.0, 0.0], [0.0, 1.0], [0.4, 0.0]], [0, 1, 1])

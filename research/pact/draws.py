@@ -35,7 +35,7 @@ from tcil.incremental.data.stream import Task
 LEARNERS = ("er", "wa")
 SEED = 182
 DRAWS = {80: 20, 320: 5}  # validation images of a task, and how many disjoint sets of them
-NEW = 4  # classes a task
+NEW = 4  # classes per task
 FOR_VALIDATION = 400  # images of a class in the pool; the rest of it is for reserves
 POOL = FOR_VALIDATION + RESERVED * max(DRAWS.values())
 OURS = ("PACT", "PACT-R")

@@ -168,7 +168,7 @@ def both_sides(known: Known, before: PACTEvidence) -> tuple[float, float, float,
     is_old = (~known.evidence.is_new).double()
     z, side = torch.cat([z_old, z_new]).double(), torch.cat([torch.ones(len(y_old)), torch.zeros(len(y_new))]).double()
     n_old, n_new = int(is_old.sum()), int((1 - is_old).sum())
-    offset = math.log(len(y_old) / n_old) - math.log(len(y_new) / n_new)  # of images a class in this sample
+    offset = math.log(len(y_old) / n_old) - math.log(len(y_new) / n_new)  # of images per class in this sample
     assert before.log_temperature is not None
     assert before.bias is not None
     mean = torch.tensor([before.log_temperature, before.bias], dtype=torch.float64)

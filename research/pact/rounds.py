@@ -91,7 +91,7 @@ class Round:
         return *BASES, old, new, *WITH_RESERVE, old_r, new_r, *ORACLES, *parts
 
 
-LETTERS, LARGE = "`letters`", "`small`, four new classes a task or more"
+LETTERS, LARGE = "`letters`", "`small`, four new classes per task or more"
 _LOWER, _NOT_HIGHER = Limits(-0.1, 0.0), Limits(0.0, 0.0)
 SIX = Round(
     "round-six", (*FIFTH, *SIXTH), ("no old data", "reserve", "oracle", "round five"), ", spread", "", "earlier",
@@ -153,7 +153,7 @@ def tables(one: Round, records: Sequence[dict[str, Any]]) -> list[str]:
         LETTERS: letters,
         LARGE: large,
         f"of these, tasks with {small.MANY} kept images or more": many,
-        "`small`, two new classes a task": [record for record in others if record not in large],
+        "`small`, two new classes per task": [record for record in others if record not in large],
     }
     for title, own in parts.items():
         if own:

@@ -106,9 +106,9 @@ def tables(records: Sequence[dict[str, Any]]) -> list[str]:
     large = [record for record in fresh if is_large(record)]
     many = [part for record in large if (part := with_many(record))]
     parts = {
-        "four new classes a task or more": large,
+        "four new classes per task or more": large,
         f"of these, tasks with {MANY} kept images or more": many,
-        "two new classes a task": [r for r in fresh if r not in large],
+        "two new classes per task": [r for r in fresh if r not in large],
     }
     for title, own in parts.items():
         if own:

@@ -168,7 +168,7 @@ class TestReserve:
 
     def test_the_mode_is_that_of_likelihood_and_prior(self):
         world = World(8.0)
-        valid, reserve = world.logits(new_labels(100)), world.logits(torch.arange(8) % OLD)  # 50 and 2 a class
+        valid, reserve = world.logits(new_labels(100)), world.logits(torch.arange(8) % OLD)  # 50 and 2 per class
         mean, variance = (0.5, 1.0), (0.04, 0.3)
         said, both, surprise = balanced_likelihood(valid, reserve, IS_NEW, mean, variance)
         z, y = torch.cat([valid[0], reserve[0]]).double(), torch.cat([valid[1], reserve[1]])
@@ -197,7 +197,7 @@ class TestReserve:
         assert said[1] < 0.05
 
     def test_errors_are_those_of_repetition(self):
-        """The reserve's own error, over 60 draws of four images a class, is not too small."""
+        """The reserve's own error, over 60 draws of four images per class, is not too small."""
         world, found = World(8.0), []
         for _ in range(60):
             said, _, _ = balanced_likelihood(

@@ -1,9 +1,9 @@
 """Thresholds with a stated risk: accept predictions with a high score, so that few accepted ones are errors.
 
-The proofs are in docs/decisions-theory.md. In short: at a threshold that was fixed beforehand, the errors among the accepted
-images of a true group are binomial, which gives exact (Clopper-Pearson) bounds. Bounds for a mixture follow, because
-its risk rises with every rate of errors and falls with every rate of correct predictions. Several candidate thresholds
-are tested as in Learn then Test (Angelopoulos et al. 2022).
+The proofs are in docs/decisions-theory.md. In short: at a threshold that was fixed beforehand, the errors among the
+accepted images of a true group are binomial, which gives exact (Clopper-Pearson) bounds. Bounds for a mixture follow,
+because its risk rises with every rate of errors and falls with every rate of correct predictions. Several candidate
+thresholds are tested as in Learn then Test (Angelopoulos et al. 2022).
 """
 
 from __future__ import annotations

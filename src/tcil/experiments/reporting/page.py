@@ -313,7 +313,7 @@ def _about(study: Study) -> str:
     said = [f"{study.runs[0].tasks[-1].seen} classes in {study.tasks_told}", f"seed{'s' if n > 1 else ''} {seeds}"]
     if settings.network:
         said.append(f"network {settings.network}")
-    sizes = {"epochs": "{} epochs", "memory": "memory of {} exemplars", "validation": "{} validation images a task"}
+    sizes = {"epochs": "{} epochs", "memory": "memory of {} exemplars", "validation": "{} validation images per task"}
     said += [words.format(size) for name, words in sizes.items() if (size := getattr(settings, name)) is not None]
     memories = [task.memory for run in study.runs for task in run.tasks]
     right = [memory.accuracy for memory in memories if memory is not None and memory.accuracy is not None]

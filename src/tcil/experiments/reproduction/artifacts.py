@@ -228,7 +228,8 @@ def _protocols(rows: Sequence[paper.PaperRow], studies: Sequence[Study | None]) 
     """A note on the numbers of tasks and validation images, in the paper and in our runs."""
     sizes = sorted({row.validation for row in rows if row.validation is not None})
     tasks = " or ".join(sorted({str(row.tasks) for row in rows}))
-    told = f"The paper's: five seeds, 200 epochs a task, {tasks} tasks, {_either(sizes)} images a task for validation."
+    held_out = f"{_either(sizes)} images per task for validation"
+    told = f"The paper's: five seeds, 200 epochs per task, {tasks} tasks, {held_out}."
     ours = [
         (settings.validation, settings.validation_pool)
         for settings in (study.settings for study in studies if study is not None)
@@ -324,7 +325,7 @@ def _memory_sizes(finished: FinishedRuns) -> Section:
                 drawn = True
                 picture = paper_figures.against_size("memory", studies)
                 images = studies[0].settings.validation
-                told = replace(picture, caption=f"{picture.caption} {images} images a task for validation.")
+                told = replace(picture, caption=f"{picture.caption} {images} images per task for validation.")
                 pictures.append(_titled(told, edition, dataset, "er"))
             if studies and len(studies) < len(sizes):
                 absent = [str(size) for size, study in by_size.items() if study is None]

@@ -128,7 +128,7 @@ def count_passes(settings: RunSettings, sizes: Sequence[int], rows: Sequence[int
 
 
 def passes_as_released(settings: RunSettings) -> Passes:
-    """The same without reading the data; a dataset that is not known counts as one of 100 images a class."""
+    """The same without reading the data; a dataset that is not known counts as one of 100 images per class."""
     given = settings.tasks
     unknown = (2 * given if isinstance(given, int) else sum(given), 100)
     classes, images = _RELEASED.get(settings.dataset, unknown)[:2]

@@ -273,7 +273,7 @@ class PACT(Calibrator[PACTResult]):
         new_classes : iterable of int
             The labels of the new task.
         imbalance : float, mapping or array
-            In the training of this task, images of a new class for each image of an old one (490 new images a class
+            In the training of this task, images of a new class for each image of an old one (490 new images per class
             beside 25 exemplars: 490 / 25). Or, from which it is computed, how often an epoch of training presented
             images of each class: a mapping from labels (a `Counter` of all labels that the training loader gave) or
             an array over the classes. Count what training saw, not what is stored: loaders often oversample the

@@ -167,7 +167,7 @@ def balanced_likelihood(
     error, b, its error; None where it is flat in some direction), both together, in the same form, and how many errors
     the two are apart, by the gain in log-likelihood.
     """
-    old, new = len(reserve[1]) / int((~is_new).sum()), len(valid[1]) / int(is_new.sum())  # images a class
+    old, new = len(reserve[1]) / int((~is_new).sum()), len(valid[1]) / int(is_new.sum())  # images per class
     weight = torch.cat(
         [
             min(1.0, new / old) * len(reserve[1]) * _equal_classes(reserve[1]),
