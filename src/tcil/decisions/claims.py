@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-import torch
-from torch import nn
 
-from tcil.decisions.costs import AcceptHead, Action, Costs, checked_costs
-from tcil.decisions.promises import PromiseKind, ThresholdGroups
-from tcil.decisions.rules import DecisionRule, answer, check_open_share, class_names, new_columns
+from tcil.decisions.accepting import AcceptRule
+from tcil.decisions.costs import Action, Costs, checked_costs
+from tcil.decisions.promises import ALL, NEW, OLD, PromiseKind, ThresholdGroups
+from tcil.decisions.rules import check_open_share, class_names, new_columns
 from tcil.foundation.arrays import ArrayLike, Floats, as_probabilities, as_tensor, whole_number
 from tcil.foundation.errors import invalid
 from tcil.foundation.records import Record
 
-OLD, NEW, ALL = "old", "new", "all"
 DEFAULT_GAMMAS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15)
 
 
@@ -141,7 +139,7 @@ class ModelBasedResult(Record):
 
 
 @dataclass(eq=False, kw_only=True)
-class ModelBasedThreshold(DecisionRule[ModelBasedResult]):
+class ModelBasedThreshold(AcceptRule[ModelBasedResult]):
     """Accept a prediction, or ask a person, by the risk that the probabilities claim. No theorem backs it.
 
     Use it where there are no unseen images of old classes. It takes unlabelled images of the kind that the rule will
@@ -273,46 +271,3 @@ class ModelBasedThreshold(DecisionRule[ModelBasedResult]):
             return GammaStep(gamma, math.inf, 0.0)
         last = int(fine[-1])
         return GammaStep(gamma, float(ordered[last]), (last + 1) / len(ordered))
-
-    def accept(self, probs: ArrayLike) -> Any:
-        """Which predictions are accepted; for the others, ask a person.
-
-        Parameters
-        ----------
-        probs : tensor or array (N, K)
-            Probabilities from the same network and calibrator as in `fit`.
-
-        Returns
-        -------
-        tensor or array of bool (N,)
-            True where the prediction is accepted.
-        """
-        _, accepted = self._head()(torch.from_numpy(self._rows(probs)))
-        return answer(accepted, probs)
-
-    def predict(self, probs: ArrayLike) -> Any:
-        """What is decided for each image, accepted or not.
-
-        Parameters
-        ----------
-        probs : tensor or array (N, K)
-            Probabilities from the same network and calibrator as in `fit`.
-
-        Returns
-        -------
-        tensor or array of int (N,) or (N, top_k)
-            Labels; with `top_k` above 1, the likeliest first.
-        """
-        decided, _ = self._head()(torch.from_numpy(self._rows(probs)))
-        return answer(decided, probs)
-
-    def _head(self) -> nn.Module:
-        by_group = {found.group: found.threshold for found in self.result_.thresholds}
-        pair = (by_group.get(OLD, by_group.get(ALL, math.inf)), by_group.get(NEW, by_group.get(ALL, math.inf)))
-        action = Action(self.top_k, cast(Costs | None, self.costs))
-        return AcceptHead(action, self.classes_, self._fit_state[1], pair)
-
-    def _check_restored(self) -> None:
-        groups = [found.group for found in self.result_.thresholds]
-        if groups not in ([ALL], [OLD, NEW]) or any(math.isnan(found.threshold) for found in self.result_.thresholds):
-            raise ValueError(f"thresholds of the groups {groups}")

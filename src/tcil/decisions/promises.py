@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tcil.foundation.options import Option
 
+OLD, NEW, ALL = "old", "new", "all"  # groups of images, by their true or predicted class
+
 
 class PromiseKind(Option):
     """The grounds of a promise.

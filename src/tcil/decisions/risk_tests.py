@@ -17,11 +17,10 @@ from tcil.decisions.bounds import (
     stratified_lower,
     stratified_upper,
 )
-from tcil.decisions.promises import Design
+from tcil.decisions.promises import ALL, NEW, OLD, Design
 from tcil.foundation.arrays import Floats, Ints
 from tcil.foundation.errors import invalid
 
-OLD, NEW, ALL = "old", "new", "all"
 AS_SAMPLED = "as_sampled"
 Mixture = Mapping[str, float] | Sequence[Mapping[str, float]] | str | None
 Ends = tuple[tuple[float, float], ...]  # shares of old and new images at the ends of what is allowed

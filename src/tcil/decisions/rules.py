@@ -133,7 +133,8 @@ class DecisionRule(Parameterised, ABC, Generic[Result]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        DecisionRule._known[cls.__name__] = cls
+        if "result_type" in vars(cls):  # not a base class
+            DecisionRule._known[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         self._state: tuple[tuple[int, ...], Bools, Any] | None = None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tcil.decisions.promises import DecisionVerdict, PromiseKind
-from tcil.decisions.risk_tests import ALL
+from tcil.decisions.promises import ALL, DecisionVerdict, PromiseKind
 from tcil.foundation.records import Record
 
 

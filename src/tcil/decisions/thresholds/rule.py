@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-import torch
-from torch import nn
 
-from tcil.decisions.costs import AcceptHead, Action, Costs, checked_costs
-from tcil.decisions.promises import DecisionVerdict, Design, PromiseKind, Search, ThresholdGroups
-from tcil.decisions.risk_tests import ALL, NEW, OLD, Ends, Mixture, RiskTest, begins_at, mixture_ends
+from tcil.decisions.accepting import AcceptRule
+from tcil.decisions.costs import Action, Costs, checked_costs
+from tcil.decisions.promises import ALL, NEW, OLD, DecisionVerdict, Design, PromiseKind, Search, ThresholdGroups
+from tcil.decisions.risk_tests import Ends, Mixture, RiskTest, begins_at, mixture_ends
 from tcil.decisions.rules import (
-    DecisionRule,
     LabelledImages,
-    answer,
     check_open_share,
     check_stratified,
     labelled_images,
@@ -41,7 +38,7 @@ _MANY = 30  # correct images without an error that are suspicious
 
 
 @dataclass(eq=False, kw_only=True)
-class RiskThreshold(DecisionRule[RiskThresholdResult]):
+class RiskThreshold(AcceptRule[RiskThresholdResult]):
     """Accept a prediction, or ask a person, so that the risk of what is accepted stays below a stated one.
 
     The promise is a finite-sample one: with probability `confidence` over the draw of the calibration images, the risk
@@ -269,51 +266,6 @@ class RiskThreshold(DecisionRule[RiskThresholdResult]):
             "candidate thresholds were chosen without these images",
             "network and calibrator stay as they are",
         )
-
-    def accept(self, probs: ArrayLike) -> Any:
-        """Which predictions are accepted; for the others, ask a person.
-
-        Parameters
-        ----------
-        probs : tensor or array (N, K)
-            Probabilities from the same network and calibrator as in `fit`.
-
-        Returns
-        -------
-        tensor or array of bool (N,)
-            True where the prediction is accepted.
-        """
-        rows = self._rows(probs)
-        _, accepted = self._head()(torch.from_numpy(rows))
-        return answer(accepted, probs)
-
-    def predict(self, probs: ArrayLike) -> Any:
-        """What is decided for each image, accepted or not.
-
-        Parameters
-        ----------
-        probs : tensor or array (N, K)
-            Probabilities from the same network and calibrator as in `fit`.
-
-        Returns
-        -------
-        tensor or array of int (N,) or (N, top_k)
-            Labels; with `top_k` above 1, the likeliest first.
-        """
-        rows = self._rows(probs)
-        decided, _ = self._head()(torch.from_numpy(rows))
-        return answer(decided, probs)
-
-    def _head(self) -> nn.Module:
-        by_group = {found.group: found.threshold for found in self.result_.thresholds}
-        pair = (by_group.get(OLD, by_group.get(ALL, math.inf)), by_group.get(NEW, by_group.get(ALL, math.inf)))
-        action = Action(self.top_k, cast(Costs | None, self.costs))
-        return AcceptHead(action, self.classes_, self._fit_state[1], pair)
-
-    def _check_restored(self) -> None:
-        groups = [found.group for found in self.result_.thresholds]
-        if groups not in ([ALL], [OLD, NEW]) or any(math.isnan(found.threshold) for found in self.result_.thresholds):
-            raise ValueError(f"thresholds of the groups {groups}")
 
 
 def _test_of(rule: RiskThreshold, action: Action) -> RiskTest:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from tcil.decisions.costs import ROUNDING, Action
-from tcil.decisions.promises import DecisionVerdict, Search
-from tcil.decisions.risk_tests import ALL, NEW, OLD, Rates, RiskTest, begins_at
+from tcil.decisions.promises import ALL, NEW, OLD, DecisionVerdict, Search
+from tcil.decisions.risk_tests import Rates, RiskTest, begins_at
 from tcil.decisions.rules import Bools, LabelledImages
 from tcil.decisions.thresholds.result import GroupThreshold
 from tcil.foundation.arrays import Floats

@@ -228,8 +228,8 @@ def _protocols(rows: Sequence[paper.PaperRow], studies: Sequence[Study | None]) 
     """A note on the numbers of tasks and validation images, in the paper and in our runs."""
     sizes = sorted({row.validation for row in rows if row.validation is not None})
     tasks = " or ".join(sorted({str(row.tasks) for row in rows}))
-    held_out = f"{_either(sizes)} images per task for validation"
-    told = f"The paper's: five seeds, 200 epochs per task, {tasks} tasks, {held_out}."
+    validated = f"{_either(sizes)} images per task for validation"
+    told = f"The paper's: five seeds, 200 epochs per task, {tasks} tasks, {validated}."
     ours = [
         (settings.validation, settings.validation_pool)
         for settings in (study.settings for study in studies if study is not None)
