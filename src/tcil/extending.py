@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tcil.calibration.calibrators.base import Calibrator, SingleTemperature
     from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap
+    from tcil.calibration.prediction import FeatureRows, predict_features
     from tcil.experiments.runs.entries import Entry, FinishedTask, NotApplicable
     from tcil.foundation.options import Option
     from tcil.foundation.records import Record
@@ -45,6 +46,8 @@ _HOMES = {
     "SingleTemperature": "tcil.calibration.calibrators.base",
     "CalibrationMap": "tcil.calibration.calibrators.maps",
     "TemperatureMap": "tcil.calibration.calibrators.maps",
+    "FeatureRows": "tcil.calibration.prediction",
+    "predict_features": "tcil.calibration.prediction",
     "Option": "tcil.foundation.options",
     "Record": "tcil.foundation.records",
     "Dataset": "tcil.incremental.data.images",
@@ -72,6 +75,7 @@ __all__ = [
     "Calibrator",
     "Dataset",
     "Entry",
+    "FeatureRows",
     "FinishedTask",
     "Head",
     "ImageSet",
@@ -88,6 +92,7 @@ __all__ = [
     "TemperatureMap",
     "load_backbone",
     "load_dataset",
+    "predict_features",
 ]
 
 if not TYPE_CHECKING:

@@ -284,8 +284,7 @@ def test_two_classes_of_one_name(calibrators, tmp_path):
     path, _ = saved(calibrators, "ets", tmp_path)
     namesake = type("EnsembleTemperatureScaling", (tcil.EnsembleTemperatureScaling,), {"__module__": "elsewhere"})
     try:
-        with pytest.raises(ValueError, match=r"not elsewhere\.EnsembleTemperatureScaling, tcil\."):
-            tcil.load(path)
+        assert type(tcil.load(path)) is tcil.EnsembleTemperatureScaling
         assert type(tcil.EnsembleTemperatureScaling.load(path)) is tcil.EnsembleTemperatureScaling
         assert type(namesake.load(path)) is namesake
     finally:

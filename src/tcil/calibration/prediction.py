@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy.typing as npt
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from tcil.calibration.inputs.classifier import Classifier, told_of
 from tcil.calibration.inputs.examples import EVALUATION_TRANSFORM, MAX_BATCHES, Examples, ExampleStream, Unpack
+from tcil.calibration.inputs.features import FeatureSpec
+from tcil.calibration.inputs.weights import SeenModel, UsedWeights
 from tcil.foundation import random_state, ranks
 from tcil.foundation.arrays import Ints, classes_and_columns, label_columns, pick_columns, whole_number
 from tcil.foundation.errors import invalid
@@ -103,6 +106,111 @@ def predict_logits(
         logits = pick_columns(logits, len(names), places)
     label_columns(labels, names, "data labels", logits.shape[1], stream.doubt)
     return (logits.numpy(), labels.numpy()) if stream.given_as_numpy else (logits, labels)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureRows:
+    """Logits and features of labelled data from one pass, for `fit` of your own calibrator.
+
+    Attributes
+    ----------
+    logits, features : tensor (N, K), (N, D)
+        What the network returns for the classes, and what its last layer reads.
+    label_columns : tensor (N,)
+        The logit column of each label.
+    classes : tuple of int
+        The label of each logit column.
+    seen : dict
+        What `Calibrator._fitted` stores of the network: pass it as keywords, `**rows.seen`. The calibrator can then be
+        wrapped and checks the weights, like those of tcil.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tcil.extending import predict_features
+    >>> network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> rows = predict_features(network, (torch.randn(10, 4), torch.arange(10) % 3))
+    >>> rows.logits.shape, rows.features.shape, rows.classes, rows.seen["head_width"]
+    (torch.Size([10, 3]), torch.Size([10, 8]), (0, 1, 2), 3)
+    """
+
+    logits: Tensor
+    features: Tensor
+    label_columns: Tensor
+    classes: tuple[int, ...]
+    seen: SeenModel
+
+
+def predict_features(
+    model: nn.Module,
+    data: Examples,
+    *,
+    classes: Iterable[Any] | None = None,
+    columns: Iterable[Any] | None = None,
+    features: FeatureSpec | None = None,
+    batch_size: int = 256,
+    device: str | torch.device | None = None,
+    unpack: Unpack | None = None,
+    max_batches: int = MAX_BATCHES,
+) -> FeatureRows:
+    """Compute logits and features of `data` in evaluation mode. The model and all random states are left unchanged.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network, which returns logits.
+    data : pair of tensors or arrays, Dataset or DataLoader
+        Inputs and labels.
+    classes, columns : iterable of int, optional
+        The label of each logit column, and the columns of a wider head, as for `tcil.predict_logits`.
+    features : str or callable, optional
+        Where the features come from: a module name, a function, or a pair (extract, head). Default: the input of the
+        module that returns the logits.
+    batch_size : int
+        Rows per forward pass; not used for loaders.
+    device : str or torch.device, optional
+        Where the model runs. Default: where its parameters are.
+    unpack : two keys, two positions or a function, optional
+        How to get inputs and labels from a batch.
+    max_batches : int
+        Maximum number of batches of a loader without a length.
+
+    Returns
+    -------
+    FeatureRows
+        Tensors on the CPU, and what a fitted calibrator stores of the network.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tcil.extending import predict_features
+    >>> rows = predict_features(torch.nn.Linear(4, 3), (torch.randn(10, 4), torch.arange(10) % 3))
+    >>> rows.features.shape
+    torch.Size([10, 4])
+    """
+    names, places = classes_and_columns(classes, columns)
+    batch_size = whole_number(batch_size, "batch_size", 1)
+    logits, kept, labels = list[Tensor](), list[Tensor](), list[Tensor]()
+    with random_state.preserved(data):
+        stream = ExampleStream(
+            data, "data", batch_size=batch_size, unpack=unpack, max_batches=max_batches, integers=True
+        )
+        with Classifier(model, features=features, device=device) as classifier, torch.no_grad():
+            for inputs, batch_labels in stream:
+                with told_of("data", inputs):
+                    one = classifier.logits_and_features(classifier.place(inputs))
+                logits.append(one[0].cpu())
+                kept.append(one[1].cpu())
+                labels.append(batch_labels)
+            source, width = classifier.source.storable(), classifier.width
+    together = torch.cat(logits)
+    if names is not None:
+        together = pick_columns(together, len(names), places)
+    names = names or tuple(range(together.shape[1]))
+    true = label_columns(torch.cat(labels), names, "data labels", len(names), stream.doubt)
+    used = UsedWeights.of(model, source, places or range(len(names)))
+    seen = SeenModel(head_width=width, columns=places, source=source, model_hash=used)
+    return FeatureRows(together, torch.cat(kept), true, names, seen)
 
 
 def stream_logits(

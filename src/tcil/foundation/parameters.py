@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import inspect
 from typing import Any, Self
 
 from tcil.foundation.errors import unknown_name
@@ -15,6 +16,7 @@ class Parameterised:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        _check_options_are_fields(cls)
         if "__repr__" not in vars(cls):
             cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # dataclass() would write another one
 
@@ -93,3 +95,18 @@ def _fields(estimator: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _check_options_are_fields(kind: type[Parameterised]) -> None:
+    """Refuse an `__init__` whose options `get_params`, `clone`, `save` and `load` would not know."""
+    if "__init__" not in vars(kind):  # that of a dataclass is added later
+        return
+    known = {name for base in kind.__mro__ for name in inspect.get_annotations(base)}
+    taken = list(inspect.signature(vars(kind)["__init__"]).parameters.values())[1:]
+    unknown = [one.name for one in taken if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    unknown = [name for name in unknown if name not in known]
+    if unknown:
+        raise TypeError(
+            f"{kind.__name__}: got an __init__ with the options {', '.join(unknown)}; expected fields of a dataclass,"
+            f" such as '{unknown[0]}: float = 0.01' under @dataclass(eq=False, kw_only=True), which save knows."
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, overload
@@ -13,7 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration import storage
-from tcil.calibration.calibrators.fitted import FittedState, History, check_sound, restored
+from tcil.calibration.calibrators.fitted import (
+    FittedState,
+    History,
+    check_loadable,
+    check_map,
+    check_options,
+    check_sound,
+    is_of_tcil,
+    is_own,
+    restored,
+)
 from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap, full_precision, on_device
 from tcil.calibration.calibrators.wrapped import CalibratedModel, returns_calibrated
 from tcil.calibration.inputs.features import FeatureSource
@@ -23,6 +33,7 @@ from tcil.foundation.arrays import (
     ArrayLike,
     Floats,
     NotTensor,
+    as_classes,
     as_logits,
     as_tensor,
     same_kind,
@@ -398,6 +409,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         check_sound(type(self), state)
         record = {
             "calibrator": type(self).__name__,
+            "module": type(self).__module__,
             "options": _plain_options(self),
             "classes": list(state.classes),
             "head_width": state.head_width,
@@ -407,9 +419,10 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             "result": storage.encode(state.result),
             "history": state.history,
         }
-        return storage.write(
-            storage.as_path(path), record, {name: value.cpu() for name, value in state.mapping.named_buffers()}
-        )
+        arrays = {name: value.cpu() for name, value in state.mapping.named_buffers()}
+        if is_own(type(self)):
+            check_loadable(type(self), record, arrays)
+        return storage.write(storage.as_path(path), record, arrays)
 
     @classmethod
     def load(cls, path: str | Path, *, model: nn.Module | None = None, force: bool = False) -> Self:
@@ -434,9 +447,11 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         """
         path = storage.as_path(path)
         record, arrays = storage.read(path)
-        kind = cls._named(record["calibrator"], path)
+        kind = cls._named(record["calibrator"], record.get("module"), path)
         if not issubclass(kind, cls):
             raise invalid("path", f"{path}, a saved {kind.__name__}", f"a saved {cls.__name__}")
+        if is_own(kind):
+            check_options(kind, record["options"], path)
         with storage.damage_named(path):
             calibrator = kind(**record["options"])
             calibrator._state = restored(kind, record, arrays)
@@ -445,19 +460,27 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         return calibrator
 
     @classmethod
-    def _named(cls, name: object, path: str | Path) -> type[Calibrator]:
-        """The class that a file names. Only classes that are already defined are considered; nothing is imported."""
-        kinds = list(Calibrator._known.get(name, {}).values()) if isinstance(name, str) else []
-        if cls in kinds:
+    def _named(cls, name: object, module: object, path: str | Path) -> type[Calibrator]:
+        """The class that a file names. Only classes that are already defined are considered; nothing is imported.
+
+        Of several with this name it is that of the same module. Files of earlier versions name no module: a class of
+        tcil is then meant rather than one of the user's own.
+        """
+        known = Calibrator._known.get(name, {}) if isinstance(name, str) else {}
+        if cls in known.values():
             return cls
+        own = isinstance(module, str) and not is_of_tcil(module)
+        kinds = [kind for kind in known.values() if is_own(kind) == own] or ([] if own else list(known.values()))
+        if module in known:
+            kinds = [known[module]]
         if len(kinds) > 1:
             homes = ", ".join(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
             advice = "Call load on the class itself."
             raise invalid("path", f"{path}, a saved {name!r}", f"a name that only one class has, not {homes}", advice)
         if not kinds:
             names = ", ".join(sorted(Calibrator._known))
-            advice = "Import the module that defines it first."
-            raise invalid("path", f"{path}, a saved {name!r}", f"one of {names}", advice)
+            advice = f"Import the module that defines it first{f' ({module!r:.80})' if own else ''}."
+            raise invalid("path", f"{path}, a saved {name!r:.80}", f"one of {names}", advice)
         return kinds[0]
 
     # for subclasses ------------------------------------------------------------------------------------------
@@ -465,7 +488,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
     def _fitted(
         self,
         mapping: CalibrationMap,
-        classes: tuple[int, ...],
+        classes: Iterable[Any],
         result: Any,
         *,
         head_width: int | None = None,
@@ -474,15 +497,41 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         model_hash: UsedWeights | str | None = None,
         history: History | None = None,
     ) -> Self:
-        """Store the results of `fit` in one step, so that a failed fit leaves the calibrator unchanged."""
-        self._state = FittedState(mapping, classes, result, head_width, columns, source, model_hash, history)
+        """Store the results of `fit` in one step, so that a failed fit leaves the calibrator unchanged.
+
+        This is how `fit` of your own calibrator ends.
+
+        Parameters
+        ----------
+        mapping : CalibrationMap
+            The fitted function, of the class `map_type`. Its buffers must be its entire state.
+        classes : iterable of int
+            The label of each logit column.
+        result : object
+            What `result_` returns, of the class `result_type`: a frozen dataclass of numbers, strings and tuples.
+        head_width, columns, source, model_hash
+            What is known of the network: `**tcil.extending.predict_features(...).seen`. Without it, `wrap` takes a
+            network of any weights, and a map that needs features cannot be wrapped.
+        history : dict, optional
+            State for the next task, in plain JSON.
+
+        Returns
+        -------
+        Self
+            This calibrator, fitted.
+        """
+        names = as_classes(classes, "classes") if is_own(type(self)) else tuple(classes)
+        if is_own(type(self)):
+            check_map(mapping, len(names))
+        self._state = FittedState(mapping, names, result, head_width, columns, source, model_hash, history)
         return self
 
     @property
     def _fit_state(self) -> FittedState:
-        if self._state is None:
+        state: FittedState | None = getattr(self, "_state", None)  # a subclass may not have called __post_init__
+        if state is None:
             raise NotFittedError(f"{type(self).__name__} is not fitted yet: call fit(...) first")
-        return self._state
+        return state
 
     def _mapping(self) -> CalibrationMap:
         return self._fit_state.mapping

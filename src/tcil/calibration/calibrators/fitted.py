@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from tcil.calibration import storage
-from tcil.calibration.calibrators.maps import CalibrationMap
+from tcil.calibration.calibrators.maps import CalibrationMap, copied
 from tcil.calibration.inputs.features import FeatureSource
 from tcil.calibration.inputs.weights import UsedWeights
 from tcil.foundation.arrays import as_classes
@@ -79,6 +81,73 @@ def _source(value: Any) -> FeatureSource | None:
 
 def _weights(value: Any) -> UsedWeights | str | None:
     return cast(UsedWeights | str | None, storage.decode(UsedWeights if isinstance(value, dict) else str | None, value))
+
+
+def is_of_tcil(module: str) -> bool:
+    """Whether a module belongs to this package."""
+    return module.partition(".")[0] == "tcil"
+
+
+def is_own(kind: type[Calibrator]) -> bool:
+    """Whether a calibrator is defined outside this package."""
+    return not is_of_tcil(kind.__module__)
+
+
+def check_map(mapping: CalibrationMap, n_classes: int) -> None:
+    """Raise unless a map can be made again from its buffers, as `wrap` and `load` do, and gives log-probabilities."""
+    name = type(mapping).__name__
+    if not isinstance(mapping, CalibrationMap):
+        raise invalid("mapping", name, "a tcil.extending.CalibrationMap")
+    if parameters := [key for key, _ in mapping.named_parameters()]:
+        given = f"{name} with the parameters {', '.join(parameters)}"
+        raise invalid("mapping", given, "buffers alone, as set_state registers them")
+    try:
+        again = copied(mapping)
+    except TypeError as error:
+        expected = "one whose __init__ takes the arrays of set_state, by their names, and nothing else"
+        raise invalid("mapping", f"{name}, which cannot be made from its buffers ({error})", expected) from None
+    if mapping.needs_features:  # whose width only the map knows
+        return
+    probe = torch.linspace(-3.0, 3.0, 4 * n_classes, dtype=torch.float64).sin().reshape(4, n_classes)
+    with torch.no_grad():
+        given, anew = mapping(probe), again(probe)
+    if not (isinstance(given, Tensor) and given.shape == probe.shape):
+        shown = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        raise invalid(
+            "mapping", f"{name}, which returns {shown}", f"log-probabilities, {tuple(probe.shape)} for this batch"
+        )
+    if not torch.allclose(given.exp().sum(dim=1).double(), torch.ones(4, dtype=torch.float64), atol=1e-3):
+        raise invalid("mapping", f"{name}, whose probabilities do not sum to 1", "log-probabilities, as of log_softmax")
+    if not torch.allclose(given, anew, rtol=0, atol=1e-9):
+        expected = "a map whose buffers are its entire state, since wrap and load make it from them"
+        raise invalid("mapping", f"{name}, which gives other probabilities when made from its buffers", expected)
+
+
+def check_loadable(kind: type[Calibrator], record: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> None:
+    """Raise if a file with this record could not be loaded."""
+    name = kind.__name__
+    for attribute in ("map_type", "result_type"):
+        if not hasattr(kind, attribute):
+            raise invalid(f"{name}.{attribute}", "nothing", "a class, set in the body of the calibrator")
+    for part in ("options", "result", "history"):
+        try:
+            json.dumps(record[part], allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise invalid(part, str(error), "plain numbers, strings, lists and dictionaries, which JSON has") from None
+    try:
+        restored(kind, json.loads(json.dumps(dict(record))), arrays)
+    except (TypeError, ValueError, KeyError) as error:
+        expected = f"a fit that {name}.map_type and {name}.result_type can be made from"
+        raise invalid("calibrator", f"a {name} whose file could not be loaded ({error})", expected) from None
+
+
+def check_options(kind: type[Calibrator], options: Mapping[str, Any], path: Path) -> None:
+    """Raise if a file has options that the class does not have, or has no more."""
+    known = [field.name for field in fields(kind)]
+    if unknown := [name for name in options if name not in known]:
+        given = f"{path}, a saved {kind.__name__} with the options {', '.join(unknown)}"
+        expected = f"those of the class as it is now ({', '.join(known) or 'none'})"
+        raise invalid("path", given, expected, "Has the class changed since?")
 
 
 def check_sound(kind: type[Calibrator], state: FittedState) -> None:

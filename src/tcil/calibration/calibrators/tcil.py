@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self, TypedDict
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,9 @@ from tcil.calibration.exemplars import (
 from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.duplicates import count_shared, digests_of
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
-from tcil.calibration.inputs.features import FeatureSource, FeatureSpec
+from tcil.calibration.inputs.features import FeatureSpec
 from tcil.calibration.inputs.input_scale import InputScale
-from tcil.calibration.inputs.weights import UsedWeights
+from tcil.calibration.inputs.weights import SeenModel, UsedWeights
 from tcil.calibration.perturbation import (
     DirectionPolicy,
     MagnitudeSearch,
@@ -114,15 +114,6 @@ class TCILResult(Record):
     n_valid: int
     n_valid_ignored: int
     n_valid_in_memory: int = 0
-
-
-class SeenModel(TypedDict):
-    """What a fit stores about the network."""
-
-    head_width: int | None
-    columns: tuple[int, ...] | None
-    source: FeatureSource | None
-    model_hash: UsedWeights | str | None
 
 
 @dataclass(frozen=True, eq=False)

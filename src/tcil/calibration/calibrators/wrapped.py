@@ -54,7 +54,10 @@ class CalibratedModel(nn.Module):
     ) -> None:
         super().__init__()
         if mapping.needs_features and source is None:
-            raise invalid("model", "a calibrator that was fitted without a model", "one fitted on the model's features")
+            advice = "End its fit with _fitted(..., **tcil.extending.predict_features(model, data).seen)."
+            raise invalid(
+                "calibrator", "one that does not know its features", "where the network's features are", advice
+            )
         self.model = model
         self.calibration = copied(mapping)
         self._at_prior = log_prior is not None

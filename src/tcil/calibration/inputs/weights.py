@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -132,6 +132,15 @@ class UsedWeights:
             n_logits += widths.pop()
             further.append(name)
         return further
+
+
+class SeenModel(TypedDict):
+    """What a fit stores about the network."""
+
+    head_width: int | None
+    columns: tuple[int, ...] | None
+    source: FeatureSource | None
+    model_hash: UsedWeights | str | None
 
 
 def _compared(
