@@ -115,7 +115,7 @@ def test_errors(package, name, message):
         (["--calibrators", "own_parts:fit"], "calibrator: got 'own_parts:fit'"),
         pytest.param(
             ["--calibrators", "own_parts:wrong_fit", "--set", "tasks=2"],
-            "whose fit returned int",
+            "calibrator own_parts:wrong_fit: fit: got int; expected a fitted Calibrator",
             marks=pytest.mark.training,
         ),
         (["--learner", "own_parts:NoStage"], "learner: got 'own_parts:NoStage' without stage"),
@@ -137,7 +137,8 @@ class NoStage(Learner):
     source.write_text(source.read_text() + more)
     words = ["run", "--set", "epochs=1", "--no-full-data", "--out", str(tmp_path / "runs"), *words]
     outcome = CliRunner().invoke(app, words)
-    assert outcome.exit_code == 2, outcome.output
+    trained = any((tmp_path / "runs").glob("*/task-00"))  # before that, a refusal; then a failure
+    assert outcome.exit_code == (1 if trained else 2), outcome.output
     assert message in " ".join(outcome.output.split())
 
 

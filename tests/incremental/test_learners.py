@@ -783,3 +783,22 @@ class TestRates:
     def test_unknown(self):
         with pytest.raises(ValueError, match="lr_shape: got 'line'"):
             self.rates("line", 0)
+
+
+class TestGrowingHeads:
+    def test_a_head_without_a_bias(self):
+        network = small_cnn(4)
+        network.fc = nn.Linear(network.fc.in_features, 4, bias=False)
+        before = network.fc.weight.detach().clone()
+        grow_head(network, 6)
+        assert network.fc.bias is None
+        assert network.fc.weight.shape[0] == 6
+        assert torch.equal(network.fc.weight[:4], before)
+
+    @pytest.mark.parametrize(
+        ("network", "told"),
+        [(nn.Linear(3, 2), "Linear whose fc is missing"), (nn.ModuleDict({"fc": nn.ReLU()}), "fc is a ReLU")],
+    )
+    def test_a_head_that_cannot_grow(self, network, told):
+        with pytest.raises(ValueError, match=f"network: got .*{told}; expected a linear layer fc"):
+            grow_head(network, 6)

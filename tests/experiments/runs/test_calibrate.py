@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from dataclasses import dataclass, replace
+
+import pytest
 import torch
 
 import tcil
+from tcil.experiments.process.exits import RunFailed
 from tcil.experiments.runs.calibrate import calibrate
-from tcil.experiments.runs.entries import CALIBRATORS, Entry, FinishedTask
+from tcil.experiments.runs.entries import CALIBRATORS, Entry, FinishedTask, check_calibrators, entry_of
 from tcil.experiments.runs.reasons import NotApplicableReason
 
 
@@ -26,3 +32,124 @@ def test_the_reason_is_the_calibrators_own(monkeypatch):
     for names in (["mine"], ["ts", "mine"]):
         answer = calibrate(finished_task(), names).calibrators["mine"].not_applicable
         assert (answer.reason, answer.words) == (NotApplicableReason.OTHER, "there is no such temperature")
+
+
+def fit_ts(task):
+    return tcil.TemperatureScaling().fit(task.valid_logits, task.valid_columns)
+
+
+@dataclass(frozen=True)
+class Odd:
+    verdict: str = "fine"
+
+
+class Unusual(tcil.TemperatureScaling):
+    result_type = Odd
+
+    def fit(self, logits, labels):
+        return self._fitted(self._map(2.0), range(logits.shape[1]), Odd())
+
+
+class TestOwnCalibrators:
+    """What a calibrator of the user's own does wrong is told with its name, and changes nothing of the others."""
+
+    @pytest.fixture
+    def own(self, monkeypatch):
+        """Register entries of a user's module `mine`."""
+        module = types.ModuleType("mine")
+        monkeypatch.setitem(sys.modules, "mine", module)
+
+        def add(name, fit, title=None):
+            setattr(module, name, Entry(name.title() if title is None else title, "", fit))
+            return f"mine:{name}"
+
+        return add
+
+    def test_it_cannot_change_what_others_are_fitted_on(self, own):
+        network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        task = replace(finished_task(), model=network, valid=(torch.randn(8, 4), torch.arange(8) % 4))
+        before = {name: value.clone() for name, value in network.state_dict().items()}
+        alone = calibrate(task, ["vanilla", "ts"]).calibrators
+
+        def careless(task):
+            calibrator = fit_ts(task)
+            task.model.train()(task.valid[0])
+            for tensor in (task.test_logits, task.valid_logits, task.valid[0], task.model[0].weight.data):
+                tensor.zero_()
+            return calibrator
+
+        rows = calibrate(task, [own("careless", careless), "vanilla", "ts"]).calibrators
+        assert {name: rows[name] for name in alone} == alone
+        assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+        assert network.training
+
+    @pytest.mark.parametrize(
+        ("error", "told"),
+        [
+            (ValueError("not a number"), "calibrator mine:wrong: not a number"),
+            (KeyError("weights"), "calibrator mine:wrong: KeyError: 'weights'"),
+            (RuntimeError("my bug"), "calibrator mine:wrong: RuntimeError: my bug"),
+        ],
+    )
+    def test_its_errors_have_its_name(self, own, error, told):
+        def fails(task):
+            raise error
+
+        with pytest.raises(RunFailed) as failed:
+            calibrate(finished_task(), [own("wrong", fails)])
+        assert str(failed.value) == told
+        assert failed.value.__cause__ is error
+
+    def test_results_whose_fields_have_another_meaning(self, own):
+        name = own("odd", lambda task: Unusual().fit(task.valid_logits, task.valid_columns))
+        with pytest.raises(RunFailed, match=r"^calibrator mine:odd: result\.verdict: verdict: got 'fine'; "):
+            calibrate(finished_task(), [name])
+
+    def test_features_cannot_be_a_row(self, own):
+        class WithFeatures(tcil.extending.TemperatureMap):
+            needs_features = True
+
+        class Deep(tcil.TemperatureScaling):
+            map_type = WithFeatures
+
+            def fit(self, logits, labels):
+                fitted = tcil.fit_temperature(logits, labels)
+                return self._fitted(WithFeatures(torch.tensor(2.0).double()), range(logits.shape[1]), fitted)
+
+        name = own("deep", lambda task: Deep().fit(task.valid_logits, task.valid_columns))
+        with pytest.raises(RunFailed, match="mine:deep: fit: got Deep, which needs features; expected"):
+            calibrate(finished_task(), [name])
+
+    @pytest.mark.parametrize(
+        ("titles", "message"),
+        [
+            (
+                ["Same", "Same"],
+                "calibrators: got mine:b with the title 'Same', which mine:a has; expected a title of its",
+            ),
+            (["T-CIL", "B"], "calibrators: got mine:a with the title 'T-CIL', which t-cil has"),
+            ([" ", "B"], "calibrators: got mine:a with the title ' '; expected"),
+        ],
+    )
+    def test_titles_are_different(self, own, titles, message):
+        names = [own(name, fit_ts, title) for name, title in zip("ab", titles, strict=True)]
+        with pytest.raises(ValueError, match=message):
+            check_calibrators(names)
+        check_calibrators([own("c", fit_ts), "ts", "t-cil[policy=random]"])
+
+    def test_a_class_is_no_entry(self, monkeypatch):
+        module = types.ModuleType("mine")
+        module.Unusual = Unusual
+        monkeypatch.setitem(sys.modules, "mine", module)
+        with pytest.raises(ValueError, match=r"calibrator: got 'mine:Unusual'; expected an Entry.*Entry\('Mine'"):
+            entry_of("mine:Unusual")
+
+    def test_an_error_in_a_factory_is_its_own(self, monkeypatch):
+        def factory():
+            raise TypeError("inside")
+
+        module = types.ModuleType("mine")
+        module.factory = factory
+        monkeypatch.setitem(sys.modules, "mine", module)
+        with pytest.raises(TypeError, match="inside"):
+            entry_of("mine:factory")

@@ -21,7 +21,7 @@ from tcil.experiments.runs.complete import check_options
 from tcil.experiments.runs.entries import CALIBRATORS
 from tcil.experiments.runs.importing import import_run
 from tcil.experiments.runs.reasons import NotApplicableReason
-from tcil.experiments.runs.run import Run
+from tcil.experiments.runs.run import Run, check_network
 from tcil.experiments.runs.store import RunFolder
 from tcil.experiments.runs.tasks import EXEMPLARS, RESERVE, check_indices, make_stream, share_of, task_generator
 from tcil.incremental.data.datasets import load_dataset
@@ -558,3 +558,16 @@ def test_unequal_classes_train_on_fewer_images_and_pact_is_told(tmp_path):
         if task.index:
             told = run.finished(task, memory, learner, {}).imbalance
             assert told == pytest.approx(float(counts.double().mean()) / (memory.rehearsed / task.columns.start))
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [(lambda x: x.flatten(1)[:, :5], r"a tensor of shape \(1, 5\)"), (lambda x: (x, x), "tuple")],
+)
+def test_a_network_that_returns_no_logits_is_refused_before_training(answer, told):
+    class Odd(torch.nn.Module):
+        def forward(self, x):
+            return answer(x)
+
+    with pytest.raises(ValueError, match=f"network: got 'mine', which returns {told}; expected logits"):
+        check_network("mine", lambda n_classes: Odd(), load_dataset("digits"))

@@ -562,3 +562,36 @@ class TestMemory:
     def test_too_small(self):
         with pytest.raises(ValueError, match="at least one for each of 3 classes"):
             UniformMemory(2).update({}, {c: torch.arange(5) for c in range(3)}, torch.Generator())
+
+
+class TestOwnDatasets:
+    """What a dataset of the user's own has wrong is told where it is made."""
+
+    IMAGES, LABELS = torch.zeros(6, 3, 4, 4, dtype=torch.uint8), torch.arange(6) % 2
+
+    def made(self, **changes):
+        part = ImageSet(self.IMAGES, self.LABELS)
+        usual = {"train": part, "test": part, "class_names": ("a", "b"), "mean": (0.5,) * 3, "std": (0.2,) * 3}
+        return Dataset("mine", **usual | changes)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"mean": (0.5,)}, "mean: got 1 numbers; expected one for each of 3 channels"),
+            ({"std": (0.2, 0.0, 0.2)}, r"std: got \(0.2, 0.0, 0.2\); expected finite numbers above 0"),
+            ({"mean": (0.5, float("nan"), 0.5)}, r"mean: got \(0.5, nan, 0.5\); expected finite numbers"),
+            ({"test": ImageSet(IMAGES[:0], LABELS[:0])}, "test: got no images; expected some of every class"),
+            (
+                {"test": ImageSet(IMAGES[:, :, :2], LABELS)},
+                r"test: got images of shape \(3, 2, 4\); expected \(3, 4, 4\)",
+            ),
+        ],
+    )
+    def test_parts_that_do_not_fit(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            self.made(**changes)
+        assert self.made().n_classes == 2
+
+    def test_arrays_are_not_tensors(self):
+        with pytest.raises(ValueError, match="labels: got ndarray; expected a torch tensor"):
+            ImageSet(self.IMAGES, self.LABELS.numpy())

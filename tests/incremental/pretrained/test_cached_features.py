@@ -183,4 +183,4 @@ def test_images_of_other_channels_are_refused(tiny, tmp_path):
     wide = ImageSet(torch.zeros(4, 2, 8, 8, dtype=torch.uint8), torch.arange(4) % 3)
     factory = networks.pretrained_factory(f"pretrained:tiny,side={SIDE}")
     with pytest.raises(ValueError, match="images of 2 channels"):
-        factory.inputs(replace(own, train=wide, test=wide), tmp_path)
+        factory.inputs(replace(own, train=wide, test=wide, mean=own.mean[:2], std=own.std[:2]), tmp_path)

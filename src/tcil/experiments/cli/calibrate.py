@@ -10,6 +10,7 @@ import typer
 
 from tcil.experiments.cli import output
 from tcil.experiments.cli.options import SomeCalibrators, Trust
+from tcil.experiments.process.exits import RunFailed, note_error
 
 
 def calibrate(
@@ -27,5 +28,9 @@ def calibrate(
     from tcil.experiments.runs.recalibrate import recalibrate
 
     names, tell = specs_of(calibrators), partial(output.console.print, soft_wrap=True)
-    anew = recalibrate(folder, data=data, calibrators=names, redraw=redraw, trust=trust, tell=tell)
+    try:
+        anew = recalibrate(folder, data=data, calibrators=names, redraw=redraw, trust=trust, tell=tell)
+    except RunFailed as error:
+        note_error(folder)
+        raise RunFailed(f"{error} (more in {folder / 'error.txt'})") from error
     show_recalibration(anew, redraw, output.console)

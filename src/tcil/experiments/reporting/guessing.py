@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scipy import stats
 
 from tcil.experiments.reporting.collect import Study
-from tcil.experiments.runs.catalogue import AS_TRAINED
+from tcil.experiments.runs.catalogue import AS_TRAINED, CATALOGUE
 from tcil.experiments.runs.results import CalibratorRow, TaskResult
 
 LEVEL = 0.05  # of the test
@@ -87,8 +87,9 @@ def above_chance(accuracy: float, images: int, classes: int) -> bool:
 
 
 def _as_trained(task: TaskResult) -> CalibratorRow | None:
-    """The row of the network as trained; else one of a calibrator, most of which leave the accuracy as it is."""
-    return next((row for name in (AS_TRAINED, *task.calibrators) if (row := task.answer(name)) is not None), None)
+    """The row of the network as trained; else one of a calibrator of tcil, which leaves the predictions as they are."""
+    names = (AS_TRAINED, *(name for name in task.calibrators if name in CATALOGUE))
+    return next((row for name in names if (row := task.answer(name)) is not None), None)
 
 
 def _test_images(row: CalibratorRow) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -14,9 +15,12 @@ import tcil
 from tcil.calibration.calibrators import Calibrator
 from tcil.calibration.calibrators.perturbed import MAX_NOISE
 from tcil.calibration.storage import encode
+from tcil.experiments.process import stopping
+from tcil.experiments.process.exits import RunFailed, last_line
 from tcil.experiments.runs.decide import WatchedTask, decision_figures
-from tcil.experiments.runs.entries import CALIBRATORS, Entry, FinishedTask, NotApplicable, entry_of
+from tcil.experiments.runs.entries import CALIBRATORS, Entry, FinishedTask, NotApplicable, entry_of, is_own
 from tcil.experiments.runs.reasons import NoAnswer, NotApplicableReason
+from tcil.experiments.runs.records import JsonObject, parse
 from tcil.experiments.runs.results import (
     VERSION,
     Bins,
@@ -30,6 +34,8 @@ from tcil.foundation.errors import CalibrationWarning, NotReachableError, invali
 from tcil.metrics.reliability import ReliabilityBins
 from tcil.metrics.sample import Score
 
+_PLAIN = ("index", "new_columns", "task_columns", "imbalance", "returned")  # of a task: what nobody can change
+
 
 def calibrate(
     task: FinishedTask, names: Sequence[str] | None = None, check: Callable[[], None] = lambda: None
@@ -41,23 +47,9 @@ def calibrate(
     rows, history = {}, dict(task.history)
     for name in names or list(CALIBRATORS):
         check()
-        entry, fitted = entry_of(name), None
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", CalibrationWarning)  # the verdicts are in the row
-                watched = WatchedTask.of(replace(task, remembered=task.history.get(name)))
-                fitted = entry.fit(watched)
-            if fitted is not None and not isinstance(fitted, Calibrator):
-                got = f"{name!r}, whose fit returned {type(fitted).__name__}"
-                raise invalid("calibrator", got, "a fitted Calibrator, or None for the network as it is")
-            rows[name] = _row(task, entry, fitted, backed=not watched.used_reserve)
-            if fitted is not None and fitted.history_ is not None:
-                history[name] = fitted.history_
-        except NotApplicable as error:
-            rows[name] = CalibratorRow(title=entry.title, block=entry.block, not_applicable=error.answer)
-        except NotReachableError as error:
-            answer = _missed(fitted, str(error))
-            rows[name] = CalibratorRow(title=entry.title, block=entry.block, not_applicable=answer)
+        rows[name], remembered = _calibrated_by_own(name, task) if is_own(name) else _calibrated(name, task, task)
+        if remembered is not None:
+            history[name] = remembered
     return TaskResult(
         version=VERSION,
         task=task.index,
@@ -66,6 +58,41 @@ def calibrate(
         calibrators=rows,
         history=history,
     )
+
+
+def _calibrated(name: str, task: FinishedTask, lent: FinishedTask) -> tuple[CalibratorRow, JsonObject | None]:
+    """The row of one calibrator, fitted on what it is lent, and what it remembers."""
+    entry, fitted = entry_of(name), None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)  # the verdicts are in the row
+            watched = WatchedTask.of(replace(lent, remembered=task.history.get(name)))
+            fitted = entry.fit(watched)
+        if fitted is not None and not isinstance(fitted, Calibrator):
+            raise invalid("fit", type(fitted).__name__, "a fitted Calibrator, or None for the network as it is")
+        row = _row(task, entry, fitted, backed=not watched.used_reserve)
+        return row, None if fitted is None else fitted.history_
+    except NotApplicable as error:
+        answer = error.answer
+    except NotReachableError as error:
+        answer = _missed(fitted, str(error))
+    return CalibratorRow(title=entry.title, block=entry.block, not_applicable=answer), None
+
+
+def _calibrated_by_own(name: str, task: FinishedTask) -> tuple[CalibratorRow, JsonObject | None]:
+    """The same for a calibrator of the user's own: it gets copies, and what it raises is told with its name."""
+    try:
+        return _calibrated(name, task, _copied(task))
+    except (stopping.Stopped, RunFailed):
+        raise
+    except Exception as error:
+        raise RunFailed(f"calibrator {name}: {last_line(error)}") from error
+
+
+def _copied(task: FinishedTask) -> FinishedTask:
+    """The task with tensors and a network of its own."""
+    values = {field.name: getattr(task, field.name) for field in fields(FinishedTask)}
+    return replace(task, **{name: copy.deepcopy(value) for name, value in values.items() if name not in _PLAIN})
 
 
 def _missed(fitted: object, words: str) -> NoAnswer:
@@ -101,6 +128,9 @@ def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None, *, backed:
     `backed`: the calibrator has not seen the reserve, which can then back what decision rules promise.
     """
     logits, labels, metrics = task.test_logits, task.test_columns, tcil.metrics
+
+    if getattr(getattr(fitted, "map_type", None), "needs_features", False):
+        raise invalid("fit", f"{type(fitted).__name__}, which needs features", "a calibrator that maps logits alone")
 
     def probabilities(logits: Tensor) -> Tensor:
         return torch.softmax(logits.double(), dim=1) if fitted is None else fitted.predict_proba(logits)
@@ -145,7 +175,7 @@ def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None, *, backed:
     told: dict[str, object] = {"temperature": getattr(fitted, "temperature_", None)}
     if entry.interval is not None:
         told["temperature_interval"] = entry.interval(task, fitted)
-    return CalibratorRow.model_validate({**row.given(), **told, "result": encode(fitted.result_)})
+    return parse(CalibratorRow, {**row.given(), **told, "result": encode(fitted.result_)})
 
 
 def _bins(bins: ReliabilityBins | None) -> Bins | None:

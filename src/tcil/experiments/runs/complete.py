@@ -19,6 +19,7 @@ from tcil.experiments.runs.run import Run
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation import ranks
 from tcil.foundation.errors import invalid, unknown_name
+from tcil.foundation.extensions import code_named
 from tcil.incremental.arithmetic import Precision
 from tcil.incremental.data.datasets import dataset_reader
 from tcil.incremental.learners.registry import learner_options
@@ -119,7 +120,11 @@ def _shown(run: Run, calibrators: Sequence[str] | None, log: str | None, display
 
         try:
             return run.execute(calibrators, listener)
-        except (stopping.Stopped, ValueError):
+        except (stopping.Stopped, RunFailed):
             raise
+        except ValueError as error:
+            if not (own := code_named(run.settings.model_dump())):
+                raise
+            raise RunFailed(f"{last_line(error)} (in a run with {', '.join(own)})") from error
         except Exception as error:
             raise RunFailed(last_line(error)) from error

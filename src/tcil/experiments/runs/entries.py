@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -318,6 +319,11 @@ def specs_of(text: str | None) -> list[str] | None:
     return specs
 
 
+def is_own(name: str) -> bool:
+    """Whether a calibrator, with or without options, is not one of tcil."""
+    return name.partition("[")[0] not in {**CALIBRATORS, **ON_FEATURES}
+
+
 def entry_of(name: str) -> Entry:
     """A calibrator by name or `name[option=value,...]`; one of the user's own is an Entry, or a function of one."""
     name, bracket, options = name.partition("[")
@@ -328,13 +334,22 @@ def entry_of(name: str) -> Entry:
         return own[name]
     entry = extension("calibrator", name, own)
     if not isinstance(entry, Entry) and callable(entry):
-        try:
-            entry = entry()
-        except TypeError:  # it needs arguments: no factory
-            entry = None
+        entry = entry() if _takes_nothing(entry) else None
     if not isinstance(entry, Entry):
-        raise invalid("calibrator", repr(name), "an Entry, or a factory of one")
+        advice = "Tables need a title and a way to fit: mine = tcil.extending.Entry('Mine', 'what it does', fit)."
+        raise invalid("calibrator", repr(name), "an Entry, or a factory of one", advice)
     return entry
+
+
+def _takes_nothing(made: Callable[..., Any]) -> bool:
+    """Whether it can be called without arguments, and is no class of calibrators."""
+    if isinstance(made, type) and issubclass(made, Calibrator):
+        return False
+    try:
+        inspect.signature(made).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _with_options(name: str, entry: Entry, text: str) -> Entry:
@@ -360,6 +375,13 @@ def _with_options(name: str, entry: Entry, text: str) -> Entry:
 
 def check_calibrators(names: Sequence[str] | None, *, here: bool = True) -> None:
     """Refuse calibrators that are unknown or cannot work, before any work; devices, if they are of this machine."""
-    for device in [entry_of(name).device for name in names or ()]:
+    entries = {name: entry_of(name) for name in names or ()}
+    titled = {entry.title: name for name, entry in (CALIBRATORS | ON_FEATURES).items()}
+    for name, entry in entries.items():
+        if is_own(name) and (not entry.title.strip() or titled.setdefault(entry.title, name) != name):
+            other = titled.get(entry.title, name)
+            given = f"{name} with the title {entry.title!r}" + (f", which {other} has" if other != name else "")
+            raise invalid("calibrators", given, "a title of its own for each, since tables name rows by it")
+    for device in [entry.device for entry in entries.values()]:
         if device is not None and here:
             checked_device(device)

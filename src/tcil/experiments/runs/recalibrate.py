@@ -125,8 +125,6 @@ def _recalibrated(run: Run, settings: StoredSettings, calibrators: Sequence[str]
             history = results[-1].history if results else {}
             fresh = calibrate(run.finished(task, memory, learner, history), calibrators)
             results.append(fresh)
-            before = run.stored_result(task.index, whole)
-            store.write_task_result(fresh if before is None else before.renewed(fresh))
             last = task.index == len(run.stream) - 1
             for number, remembered in enumerate(histories):
                 valid = run.stream.redrawn(task, torch.Generator().manual_seed(1000 * number + task.index))
@@ -139,6 +137,9 @@ def _recalibrated(run: Run, settings: StoredSettings, calibrators: Sequence[str]
                 for row in outcome.calibrators.values() if last else ():
                     if row.ece is not None:
                         draws.setdefault(row.title, []).append(row.ece)
+    for fresh in results:  # when all of them are there, so that a failure leaves the folder as it was
+        before = run.stored_result(fresh.task, whole)
+        store.write_task_result(fresh if before is None else before.renewed(fresh))
     if whole is not None:
         tasks = [old.renewed(new) for old, new in zip(whole.tasks, results, strict=True)]
         store.write_results(whole.with_tasks(tasks))

@@ -367,13 +367,16 @@ def _until(stop: Callable[[], bool], on_features: OnFile) -> OnFile:
 
 
 def check_network(name: str, make: Callable[[int], nn.Module], dataset: Dataset) -> None:
-    """Whether the network takes the images of the dataset."""
+    """Whether the network takes the images of the dataset, and returns a logit for each class."""
     network = make(2).eval()
     try:
         with torch.no_grad():
-            network(torch.zeros(1, *dataset.image_shape))
+            logits = network(torch.zeros(1, *dataset.image_shape))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise invalid(
             "network", f"{name!r} ({reason})", f"a network for images of shape {dataset.image_shape}"
         ) from None
+    if not isinstance(logits, Tensor) or logits.shape != (1, 2):
+        shown = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise invalid("network", f"{name!r}, which returns {shown}", "logits, (1, 2) for one image and two classes")

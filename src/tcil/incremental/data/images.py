@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,9 @@ class ImageSet:
     labels: Tensor
 
     def __post_init__(self) -> None:
+        for name, value in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(value, Tensor):
+                raise invalid(name, type(value).__name__, "a torch tensor", "torch.from_numpy(array) makes one.")
         if self.images.dtype not in _KINDS or self.images.ndim != 4:
             raise invalid(
                 "images",
@@ -97,6 +101,19 @@ class Dataset:
     layout: Layout = Layout.CHANNELS_LAST
     revision: int = 1
     source: Mapping[str, int | str] | None = None
+
+    def __post_init__(self) -> None:
+        channels, shape = self.image_shape[0], tuple(self.test.images.shape[1:])
+        for name, part in (("train", self.train), ("test", self.test)):
+            if not len(part):
+                raise invalid(name, "no images", "some of every class")
+        if shape != self.image_shape:
+            raise invalid("test", f"images of shape {shape}", f"{self.image_shape}, as train has")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if self.train.images.dtype == torch.uint8 and len(values) != channels:
+                raise invalid(name, f"{len(values)} numbers", f"one for each of {channels} channels")
+            if not all(math.isfinite(value) and (name == "mean" or value > 0) for value in values):
+                raise invalid(name, str(tuple(values)), "finite numbers" + (" above 0" if name == "std" else ""))
 
     @property
     def n_classes(self) -> int:

@@ -370,15 +370,18 @@ def frozen_copy(model: nn.Module) -> nn.Module:
 
 def grow_head(model: nn.Module, n_classes: int) -> None:
     """Add rows to `model.fc` up to `n_classes`; old rows keep their weights."""
-    old = model.fc
+    old = getattr(model, "fc", None)
+    if not isinstance(old, nn.Linear | CosineHead):
+        given = f"{type(model).__name__} whose fc is {'missing' if old is None else f'a {type(old).__name__}'}"
+        raise invalid("network", given, "a linear layer fc as its head, which can grow")
     if isinstance(old, CosineHead):
         model.fc = old.grown(n_classes)
         return
-    assert isinstance(old, nn.Linear)
-    grown = nn.Linear(old.in_features, n_classes).to(old.weight.device)
+    grown = nn.Linear(old.in_features, n_classes, bias=old.bias is not None).to(old.weight.device)
     with torch.no_grad():
         grown.weight[: old.out_features] = old.weight
-        grown.bias[: old.out_features] = old.bias
+        if old.bias is not None:
+            grown.bias[: old.out_features] = old.bias
     model.fc = grown
 
 
