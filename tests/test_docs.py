@@ -331,7 +331,19 @@ class TestReference:
         ]
         sections = {"__version__", "metrics", "networks"}  # modules have sections of their own
         public = set(pkgutil.resolve_name(module).__all__) - sections
-        assert sorted(listed) == sorted(public)
+        assert not public - set(listed), f"add to docs/api/index.md, under {module}"
+        assert not set(listed) - public, f"remove from docs/api/index.md, under {module}"
+
+    def test_learners_has_every_learner(self):
+        from tcil.incremental.learners.registry import LEARNERS
+
+        words = set(re.findall(r"\w+", (DOCS / "learners.md").read_text().lower()))
+        assert not LEARNERS.keys() - words, "describe them in docs/learners.md"
+
+    def test_every_column_of_the_tables_is_explained(self):
+        from tcil.experiments.reporting.tables import COLUMNS, MEANING
+
+        assert COLUMNS.keys() == MEANING.keys(), "COLUMNS and MEANING of reporting/tables.py"
 
     def test_troubleshooting_has_every_verdict(self):
         text = (DOCS / "start" / "troubleshooting.md").read_text()

@@ -756,7 +756,7 @@ class TestOptions:
 
 
 def test_unknown_names_suggest():
-    expected = r"learner: got 'eil'; expected one of er, eeil, wa, der, bic, la, ncm, ranpac. Did you mean 'eeil'"
+    expected = rf"learner: got 'eil'; expected one of {', '.join(LEARNERS)}. Did you mean 'eeil'"
     with pytest.raises(ValueError, match=expected):
         make_learner("eil", small_cnn, 10, seed=1)
     with pytest.raises(

@@ -223,6 +223,9 @@ class LearnerOptions:
 
     head: Head | str = Head.FIXED
 
+    def __post_init__(self) -> None:
+        """For subclasses, which may call it."""
+
     def _check_least(self, **least: int) -> None:
         """Raise if an option is smaller than its bound."""
         for name, bound in least.items():
