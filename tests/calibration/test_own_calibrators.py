@@ -120,11 +120,80 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path, result, message):
 
 
 def test_a_map_of_another_class_is_not_saved(tmp_path):
+    """Its buffers may have the same names, so that load would make another function of them."""
+
+    class Sharper(TemperatureMap):
+        def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+            return torch.log_softmax(2 * logits.double() / self.temperature, dim=1)
+
     class Other(Given):
         map_type = TemperatureMap
 
-    with pytest.raises(ValueError, match="a Other whose file could not be loaded"):
-        Other().fit(Powered(T)).save(tmp_path / "c.json")
+    calibrator = Other().fit(Sharper(T))
+    with pytest.raises(
+        ValueError, match=r"Other\.map_type: got TemperatureMap, where the fitted map is a Sharper; expec"
+    ):
+        calibrator.save(tmp_path / "c.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_map_that_changes_its_logits():
+    class Greedy(TemperatureMap):
+        def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+            logits[:, 0] = -1.0
+            return super().forward(logits, features)
+
+    class Careful(TemperatureMap):
+        def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+            z = logits.double()
+            z /= self.temperature
+            return torch.log_softmax(z, dim=1)
+
+    with pytest.raises(ValueError, match="mapping: got Greedy, which changes the logits that it is given"):
+        Given().fit(Greedy(T))
+    assert Given().fit(Careful(T)).classes_ == (0, 1, 2, 3)
+
+
+def test_options_that_json_does_not_bring_back(tmp_path):
+    @dataclass(eq=False, kw_only=True)
+    class Picky(ByTwo):
+        told: object = None
+
+        def __post_init__(self):
+            super().__post_init__()
+            if not isinstance(self.told, Told | None):
+                raise ValueError("told must be a Told")
+
+    with pytest.raises(ValueError, match=r"a Picky whose file could not be loaded \(told must be a Told\)"):
+        Picky(told=Told(3)).fit(torch.zeros(3, 4)).save(tmp_path / "c.json")
+
+
+def test_options_as_scikit_learn_has_them(tmp_path):
+    from sklearn.base import BaseEstimator
+
+    class Sk(BaseEstimator, ByTwo):
+        def __init__(self, alpha=1.0):
+            self.alpha = alpha
+
+    path = Sk(alpha=3.0).fit(torch.zeros(3, 4)).save(tmp_path / "c.json")
+    assert tcil.load(path).alpha == 3.0
+
+
+def test_partial_fit_of_a_class_that_forgets_the_base_class():
+    class Plain(ByTwo):
+        def __init__(self):
+            self.note = "no super().__init__()"
+
+    assert Plain().partial_fit(torch.zeros(3, 4)).classes_ == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("module", [["a"], {"b": 1}, 3])
+def test_a_module_that_is_no_name(tmp_path, module):
+    from tcil.foundation.checksums import open_json, seal_json
+
+    path = ByTwo().fit(torch.zeros(3, 4)).save(tmp_path / "c.json")
+    path.write_bytes(seal_json(open_json(path.read_bytes()) | {"module": module}))
+    assert type(tcil.load(path)) is ByTwo
 
 
 def test_options_outside_the_fields_are_refused():

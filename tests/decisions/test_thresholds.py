@@ -13,6 +13,7 @@ from scipy.stats import binom
 import tcil
 from tcil import decisions
 from tcil.decisions import DecisionVerdict, ModelBasedThreshold, PromiseKind, RiskThreshold, bounds
+from tcil.decisions.rules import DecisionRule
 
 NEW = range(8, 12)
 
@@ -356,3 +357,13 @@ def test_claims_apart_for_predicted_groups(drawn):
         assert (found.threshold, found.coverage, found.n) == (alone.threshold, alone.coverage, alone.n)
     assert "points over-confident" in rule.result_.message
     assert rule.result_.kind is PromiseKind.MODEL_BASED
+
+
+def test_a_rule_of_the_users_own_is_loaded_as_itself(tmp_path):
+    class MyOwnThreshold(decisions.RiskThreshold):
+        pass
+
+    probs, labels = [[0.9, 0.1]] * 100, [0] * 97 + [1] * 3
+    path = MyOwnThreshold(risk=0.2, mixture="as_sampled").fit(probs, labels).save(tmp_path / "rule.json")
+    assert type(decisions.load(path)) is type(MyOwnThreshold.load(path)) is MyOwnThreshold
+    del DecisionRule._known["MyOwnThreshold"]

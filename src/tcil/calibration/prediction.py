@@ -122,7 +122,7 @@ class FeatureRows:
         The label of each logit column.
     seen : dict
         What `Calibrator._fitted` stores of the network: pass it as keywords, `**rows.seen`. The calibrator can then be
-        wrapped and checks the weights, like those of tcil.
+        wrapped and checks the weights, like those of tcil; not if `features` is a function, which no file can name.
 
     Examples
     --------

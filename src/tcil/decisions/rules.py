@@ -133,7 +133,7 @@ class DecisionRule(Parameterised, ABC, Generic[Result]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "result_type" in vars(cls):  # not a base class
+        if hasattr(cls, "result_type"):  # not a base class
             DecisionRule._known[cls.__name__] = cls
 
     def __post_init__(self) -> None:

@@ -99,8 +99,8 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _check_options_are_fields(kind: type[Parameterised]) -> None:
     """Refuse an `__init__` whose options `get_params`, `clone`, `save` and `load` would not know."""
-    if "__init__" not in vars(kind):  # that of a dataclass is added later
-        return
+    if "__init__" not in vars(kind) or kind.get_params is not Parameterised.get_params:
+        return  # the __init__ of a dataclass is added later; scikit-learn's get_params reads the signature
     known = {name for base in kind.__mro__ for name in inspect.get_annotations(base)}
     taken = list(inspect.signature(vars(kind)["__init__"]).parameters.values())[1:]
     unknown = [one.name for one in taken if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]

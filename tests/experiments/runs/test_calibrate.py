@@ -129,6 +129,10 @@ class TestOwnCalibrators:
             ),
             (["T-CIL", "B"], "calibrators: got mine:a with the title 'T-CIL', which t-cil has"),
             ([" ", "B"], "calibrators: got mine:a with the title ' '; expected"),
+            (
+                ["Vanilla, all data", "B"],
+                "calibrators: got mine:a with the title 'Vanilla, all data', which vanilla-all",
+            ),
         ],
     )
     def test_titles_are_different(self, own, titles, message):
@@ -144,12 +148,56 @@ class TestOwnCalibrators:
         with pytest.raises(ValueError, match=r"calibrator: got 'mine:Unusual'; expected an Entry.*Entry\('Mine'"):
             entry_of("mine:Unusual")
 
-    def test_an_error_in_a_factory_is_its_own(self, monkeypatch):
+    def test_it_cannot_change_what_it_remembered(self, own):
+        """A history is stored after each task; the next task must not change that of the one before."""
+
+        class Counting(tcil.TemperatureScaling):
+            def fit(self, task):
+                history = task.remembered or {"seen": []}
+                history["seen"].append(task.index)
+                fitted = tcil.fit_temperature(task.valid_logits, task.valid_columns)
+                return self._fitted(self._map(fitted.temperature), range(4), fitted, history=history)
+
+        name = own("counting", lambda task: Counting().fit(task))
+        first = calibrate(finished_task(), [name])
+        second = calibrate(replace(finished_task(), history=first.history), [name])
+        assert first.history[name] == {"seen": [1]}
+        assert second.history[name] == {"seen": [1, 1]}
+
+    def test_its_interval_gets_copies_too(self, own, monkeypatch):
+        name = own("wide", fit_ts)
+        entry = replace(entry_of(name), interval=lambda task, fitted: (float(task.test_logits.zero_().sum()) + 1, 2.0))
+        monkeypatch.setattr(sys.modules["mine"], "wide", entry)
+        task = finished_task()
+        before = task.test_logits.clone()
+        assert calibrate(task, [name]).calibrators[name].temperature_interval == (1.0, 2.0)
+        assert torch.equal(task.test_logits, before)
+
+    def test_a_network_that_cannot_be_copied_is_restored(self, own):
+        class Locked(torch.nn.Linear):
+            def __deepcopy__(self, memo):
+                raise RuntimeError("no copies")
+
+        network = Locked(4, 4)
+        before = network.weight.detach().clone()
+
+        def careless(task):
+            task.model.weight.data.zero_()
+            return fit_ts(task)
+
+        calibrate(replace(finished_task(), model=network), [own("careless", careless)])
+        assert torch.equal(network.weight, before)
+        assert network.training
+        assert network.weight.requires_grad
+
+    def test_an_error_in_a_factory_names_it(self, monkeypatch):
         def factory():
             raise TypeError("inside")
 
         module = types.ModuleType("mine")
         module.factory = factory
         monkeypatch.setitem(sys.modules, "mine", module)
-        with pytest.raises(TypeError, match="inside"):
+        with pytest.raises(
+            ValueError, match=r"calibrator: got 'mine:factory', which failed \(.*inside.*\); expected an En"
+        ):
             entry_of("mine:factory")

@@ -91,7 +91,10 @@ def test_a_part_is_reported_planned_and_calibrated_as_such(tmp_path):
     (folder,) = (path for path in tmp_path.iterdir() if path.name.startswith("digits"))
     assert RunFolder(tmp_path / "backup" / folder.name).read_packed().without == (0,)
     assert "to do, 2 tasks done" in command("plan", *words)
-    assert command("plan", *words, "--tasks-until", "2").endswith("finished")
+    until = [*words, "--tasks-until", "2"]
+    assert "to do, 2 tasks done" in command("plan", *until)  # for the other calibrators
+    assert command("plan", *until, "--calibrators", "vanilla,ts").endswith("finished")
+    assert "to do, 2 tasks done" in command("plan", *until, "--calibrators", "vanilla,ts", "--full-data")
     assert "3, 2 done" in command("run", *words, "--dry-run")
     command("calibrate", str(folder), "--calibrators", "ets")
     (run,) = read_runs([folder])

@@ -62,9 +62,10 @@ class TestNumbers:
 
     def test_job_does_the_one_of_that_number(self, study, tmp_path):
         out = tmp_path / "out"
-        command("run", study, "--job", 3, "--out", out, "--no-full-data", "--calibrators", "vanilla")
+        options = ["--out", str(out), "--no-full-data", "--calibrators", "vanilla"]
+        command("run", study, "--job", 3, *options)
         assert [path.name.rsplit("-", 1)[0] for path in out.iterdir()] == ["digits-wa-seed1"]
-        said = CliRunner().invoke(app, ["plan", str(study), "--out", str(out)]).output.splitlines()
+        said = CliRunner().invoke(app, ["plan", str(study), *options]).output.splitlines()
         assert [line.split()[2] for line in said] == ["to", "to", "finished", "to"]
         assert "job: got 5; expected 1 to 4" in command("run", study, "--job", 5, code=2)
 

@@ -577,7 +577,7 @@ class TestOwnDatasets:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"mean": (0.5,)}, "mean: got 1 numbers; expected one for each of 3 channels"),
+            ({"mean": (0.5, 0.5)}, "mean: got 2 numbers; expected one for each of 3 channels, or one for all"),
             ({"std": (0.2, 0.0, 0.2)}, r"std: got \(0.2, 0.0, 0.2\); expected finite numbers above 0"),
             ({"mean": (0.5, float("nan"), 0.5)}, r"mean: got \(0.5, nan, 0.5\); expected finite numbers"),
             ({"test": ImageSet(IMAGES[:0], LABELS[:0])}, "test: got no images; expected some of every class"),

@@ -146,7 +146,8 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
 
     def _earlier(self, *args: Any, **kwargs: Any) -> History | None:
         """The history that `partial_fit` passes to `fit`, whose arguments these are."""
-        return None if self._state is None else self._state.history
+        state: FittedState | None = getattr(self, "_state", None)
+        return None if state is None else state.history
 
     @overload
     def transform(self, logits: Tensor, features: ArrayLike | None = None, *, prior: Prior | None = None) -> Tensor: ...
@@ -421,7 +422,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         }
         arrays = {name: value.cpu() for name, value in state.mapping.named_buffers()}
         if is_own(type(self)):
-            check_loadable(type(self), record, arrays)
+            check_loadable(type(self), state.mapping, record, arrays)
         return storage.write(storage.as_path(path), record, arrays)
 
     @classmethod
@@ -469,7 +470,8 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         known = Calibrator._known.get(name, {}) if isinstance(name, str) else {}
         if cls in known.values():
             return cls
-        own = isinstance(module, str) and not is_of_tcil(module)
+        module = module if isinstance(module, str) else None
+        own = module is not None and not is_of_tcil(module)
         kinds = [kind for kind in known.values() if is_own(kind) == own] or ([] if own else list(known.values()))
         if module in known:
             kinds = [known[module]]

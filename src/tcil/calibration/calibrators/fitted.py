@@ -17,6 +17,7 @@ from tcil.calibration.inputs.features import FeatureSource
 from tcil.calibration.inputs.weights import UsedWeights
 from tcil.foundation.arrays import as_classes
 from tcil.foundation.errors import invalid
+from tcil.foundation.parameters import Parameterised
 
 if TYPE_CHECKING:
     from tcil.calibration.calibrators.base import Calibrator
@@ -108,41 +109,56 @@ def check_map(mapping: CalibrationMap, n_classes: int) -> None:
         raise invalid("mapping", f"{name}, which cannot be made from its buffers ({error})", expected) from None
     if mapping.needs_features:  # whose width only the map knows
         return
-    probe = torch.linspace(-3.0, 3.0, 4 * n_classes, dtype=torch.float64).sin().reshape(4, n_classes)
+    home = next((value.device for value in mapping.buffers()), torch.device("cpu"))
+    probe = torch.linspace(-3.0, 3.0, 4 * n_classes).sin().reshape(4, n_classes).to(home)
+    lent = probe.clone()
     with torch.no_grad():
-        given, anew = mapping(probe), again(probe)
+        given, anew = mapping(lent), again(probe.clone())
+    if not torch.equal(lent, probe):
+        raise invalid(
+            "mapping", f"{name}, which changes the logits that it is given", "one that leaves them as they are"
+        )
     if not (isinstance(given, Tensor) and given.shape == probe.shape):
         shown = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         raise invalid(
             "mapping", f"{name}, which returns {shown}", f"log-probabilities, {tuple(probe.shape)} for this batch"
         )
-    if not torch.allclose(given.exp().sum(dim=1).double(), torch.ones(4, dtype=torch.float64), atol=1e-3):
+    if not bool(((given.double().exp().sum(dim=1) - 1).abs() < 1e-3).all()):
         raise invalid("mapping", f"{name}, whose probabilities do not sum to 1", "log-probabilities, as of log_softmax")
     if not torch.allclose(given, anew, rtol=0, atol=1e-9):
         expected = "a map whose buffers are its entire state, since wrap and load make it from them"
         raise invalid("mapping", f"{name}, which gives other probabilities when made from its buffers", expected)
 
 
-def check_loadable(kind: type[Calibrator], record: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> None:
-    """Raise if a file with this record could not be loaded."""
+def check_loadable(
+    kind: type[Calibrator], mapping: CalibrationMap, record: Mapping[str, Any], arrays: Mapping[str, Tensor]
+) -> None:
+    """Raise if a file with this record could not be loaded, or not as the same function."""
     name = kind.__name__
     for attribute in ("map_type", "result_type"):
         if not hasattr(kind, attribute):
             raise invalid(f"{name}.{attribute}", "nothing", "a class, set in the body of the calibrator")
+    if type(mapping) is not kind.map_type:
+        given = f"{kind.map_type.__name__}, where the fitted map is a {type(mapping).__name__}"
+        raise invalid(f"{name}.map_type", given, "the class of the map, since load makes it from that")
     for part in ("options", "result", "history"):
         try:
             json.dumps(record[part], allow_nan=False)
         except (TypeError, ValueError) as error:
             raise invalid(part, str(error), "plain numbers, strings, lists and dictionaries, which JSON has") from None
     try:
-        restored(kind, json.loads(json.dumps(dict(record))), arrays)
-    except (TypeError, ValueError, KeyError) as error:
+        read = json.loads(json.dumps(dict(record)))
+        kind(**read["options"])
+        restored(kind, read, arrays)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         expected = f"a fit that {name}.map_type and {name}.result_type can be made from"
         raise invalid("calibrator", f"a {name} whose file could not be loaded ({error})", expected) from None
 
 
 def check_options(kind: type[Calibrator], options: Mapping[str, Any], path: Path) -> None:
     """Raise if a file has options that the class does not have, or has no more."""
+    if kind.get_params is not Parameterised.get_params:  # options of its own kind, such as scikit-learn's
+        return
     known = [field.name for field in fields(kind)]
     if unknown := [name for name in options if name not in known]:
         given = f"{path}, a saved {kind.__name__} with the options {', '.join(unknown)}"

@@ -54,7 +54,10 @@ class CalibratedModel(nn.Module):
     ) -> None:
         super().__init__()
         if mapping.needs_features and source is None:
-            advice = "End its fit with _fitted(..., **tcil.extending.predict_features(model, data).seen)."
+            advice = (
+                "End its fit with _fitted(..., **tcil.extending.predict_features(model, data).seen), without a function"
+            )
+            advice += " as features=, which cannot be stored."
             raise invalid(
                 "calibrator", "one that does not know its features", "where the network's features are", advice
             )

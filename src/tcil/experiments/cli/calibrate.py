@@ -33,4 +33,5 @@ def calibrate(
     except RunFailed as error:
         note_error(folder)
         raise RunFailed(f"{error} (more in {folder / 'error.txt'})") from error
+    (folder / "error.txt").unlink(missing_ok=True)
     show_recalibration(anew, redraw, output.console)

@@ -144,8 +144,8 @@ def last_line(error: BaseException) -> str:
     """
     if missing := missing_extra(error):
         return missing
-    if isinstance(error, RunFailed) and error.__cause__ is not None:
-        error = error.__cause__
+    if isinstance(error, RunFailed):  # which says it all
+        return str(error)
     lines = [line for line in str(error).splitlines() if line.strip()]
     last = lines[-1] if isinstance(error, ValueError) and lines else f"{type(error).__name__}: {(lines or [''])[-1]}"
     notes = "; ".join(note.rstrip(".") for note in getattr(error, "__notes__", ()))

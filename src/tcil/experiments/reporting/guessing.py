@@ -88,7 +88,7 @@ def above_chance(accuracy: float, images: int, classes: int) -> bool:
 
 def _as_trained(task: TaskResult) -> CalibratorRow | None:
     """The row of the network as trained; else one of a calibrator of tcil, which leaves the predictions as they are."""
-    names = (AS_TRAINED, *(name for name in task.calibrators if name in CATALOGUE))
+    names = (AS_TRAINED, *(name for name in task.calibrators if name.partition("[")[0] in CATALOGUE))
     return next((row for name in names if (row := task.answer(name)) is not None), None)
 
 

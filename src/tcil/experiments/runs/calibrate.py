@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 import tcil
 from tcil.calibration.calibrators import Calibrator
 from tcil.calibration.calibrators.perturbed import MAX_NOISE
+from tcil.calibration.inputs.borrowing import borrowed
 from tcil.calibration.storage import encode
 from tcil.experiments.process import stopping
 from tcil.experiments.process.exits import RunFailed, last_line
@@ -35,6 +37,7 @@ from tcil.metrics.reliability import ReliabilityBins
 from tcil.metrics.sample import Score
 
 _PLAIN = ("index", "new_columns", "task_columns", "imbalance", "returned")  # of a task: what nobody can change
+_LENT = [field.name for field in fields(FinishedTask) if field.name not in ("model", *_PLAIN)]
 
 
 def calibrate(
@@ -66,12 +69,12 @@ def _calibrated(name: str, task: FinishedTask, lent: FinishedTask) -> tuple[Cali
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CalibrationWarning)  # the verdicts are in the row
-            watched = WatchedTask.of(replace(lent, remembered=task.history.get(name)))
+            watched = WatchedTask.of(replace(lent, remembered=copy.deepcopy(task.history.get(name))))
             fitted = entry.fit(watched)
         if fitted is not None and not isinstance(fitted, Calibrator):
             raise invalid("fit", type(fitted).__name__, "a fitted Calibrator, or None for the network as it is")
-        row = _row(task, entry, fitted, backed=not watched.used_reserve)
-        return row, None if fitted is None else fitted.history_
+        row = _row(task, lent, entry, fitted, backed=not watched.used_reserve)
+        return row, None if fitted is None else copy.deepcopy(fitted.history_)
     except NotApplicable as error:
         answer = error.answer
     except NotReachableError as error:
@@ -81,18 +84,28 @@ def _calibrated(name: str, task: FinishedTask, lent: FinishedTask) -> tuple[Cali
 
 def _calibrated_by_own(name: str, task: FinishedTask) -> tuple[CalibratorRow, JsonObject | None]:
     """The same for a calibrator of the user's own: it gets copies, and what it raises is told with its name."""
+    with _lent(task) as lent:
+        try:
+            return _calibrated(name, task, lent)
+        except stopping.Stopped:
+            raise
+        except Exception as error:
+            raise RunFailed(f"calibrator {name}: {last_line(error)}") from error
+
+
+@contextmanager
+def _lent(task: FinishedTask) -> Iterator[FinishedTask]:
+    """The task with tensors and a network of its own; a network that cannot be copied is restored instead."""
+    values = {name: getattr(task, name) for name in _LENT}
+    own = replace(task, **{name: copy.deepcopy(value) for name, value in values.items()})
     try:
-        return _calibrated(name, task, _copied(task))
-    except (stopping.Stopped, RunFailed):
-        raise
-    except Exception as error:
-        raise RunFailed(f"calibrator {name}: {last_line(error)}") from error
-
-
-def _copied(task: FinishedTask) -> FinishedTask:
-    """The task with tensors and a network of its own."""
-    values = {field.name: getattr(task, field.name) for field in fields(FinishedTask)}
-    return replace(task, **{name: copy.deepcopy(value) for name, value in values.items() if name not in _PLAIN})
+        network = copy.deepcopy(task.model)
+    except Exception:  # such as one with a lock, or with tensors that were computed
+        assert task.model is not None
+        with borrowed(task.model):
+            yield own
+        return
+    yield replace(own, model=network)
 
 
 def _missed(fitted: object, words: str) -> NoAnswer:
@@ -122,7 +135,9 @@ def _memory(task: FinishedTask) -> MemorySummary:
     )
 
 
-def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None, *, backed: bool) -> CalibratorRow:
+def _row(
+    task: FinishedTask, lent: FinishedTask, entry: Entry, fitted: Calibrator | None, *, backed: bool
+) -> CalibratorRow:
     """All metrics of one row: pooled, by predicted group, and by the task that a sample comes from.
 
     `backed`: the calibrator has not seen the reserve, which can then back what decision rules promise.
@@ -133,7 +148,7 @@ def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None, *, backed:
         raise invalid("fit", f"{type(fitted).__name__}, which needs features", "a calibrator that maps logits alone")
 
     def probabilities(logits: Tensor) -> Tensor:
-        return torch.softmax(logits.double(), dim=1) if fitted is None else fitted.predict_proba(logits)
+        return torch.softmax(logits.double(), dim=1) if fitted is None else fitted.predict_proba(logits.clone())
 
     probs = probabilities(logits)
     groups = metrics.predicted_groups(probs, task.current)
@@ -174,7 +189,7 @@ def _row(task: FinishedTask, entry: Entry, fitted: Calibrator | None, *, backed:
         return row
     told: dict[str, object] = {"temperature": getattr(fitted, "temperature_", None)}
     if entry.interval is not None:
-        told["temperature_interval"] = entry.interval(task, fitted)
+        told["temperature_interval"] = entry.interval(lent, fitted)
     return parse(CalibratorRow, {**row.given(), **told, "result": encode(fitted.result_)})
 
 

@@ -19,11 +19,10 @@ from tcil.experiments.runs.run import Run
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation import ranks
 from tcil.foundation.errors import invalid, unknown_name
-from tcil.foundation.extensions import code_named
 from tcil.incremental.arithmetic import Precision
-from tcil.incremental.data.datasets import dataset_reader
-from tcil.incremental.learners.registry import learner_options
-from tcil.incremental.networks import network_factory
+from tcil.incremental.data.datasets import DATASETS, dataset_reader
+from tcil.incremental.learners.registry import LEARNERS, learner_options
+from tcil.incremental.networks import NETWORKS, network_factory
 from tcil.incremental.placement import layout_of_environment
 from tcil.incremental.pretrained.features import OnFile
 from tcil.incremental.pretrained.networks import is_pretrained
@@ -114,7 +113,11 @@ def _shown(run: Run, calibrators: Sequence[str] | None, log: str | None, display
     with display(f"{run.settings.learner} seed {run.settings.seed}{what}") as shown:
         listeners.append(shown)
 
+        begun = False
+
         def listener(progress: Progress) -> None:
+            nonlocal begun
+            begun = True
             for one in listeners:
                 one(progress)
 
@@ -122,9 +125,19 @@ def _shown(run: Run, calibrators: Sequence[str] | None, log: str | None, display
             return run.execute(calibrators, listener)
         except (stopping.Stopped, RunFailed):
             raise
-        except ValueError as error:
-            if not (own := code_named(run.settings.model_dump())):
-                raise
-            raise RunFailed(f"{last_line(error)} (in a run with {', '.join(own)})") from error
         except Exception as error:
-            raise RunFailed(last_line(error)) from error
+            own = own_parts(run.settings)
+            if isinstance(error, ValueError) and not (begun and own):  # a refusal
+                raise
+            told = f" (in a run with {', '.join(own)})" if own else ""
+            raise RunFailed(f"{last_line(error)}{told}") from error
+
+
+def own_parts(settings: RunSettings) -> list[str]:
+    """The parts of a run that are not of tcil, each with its kind."""
+    network = "" if is_pretrained(settings.network) else settings.network
+    parts = {
+        "dataset": (settings.dataset, DATASETS), "network": (network, ("", *NETWORKS)),
+        "learner": (settings.learner, LEARNERS),
+    }  # fmt: skip
+    return [f"the {kind} {name}" for kind, (name, known) in parts.items() if name not in known]

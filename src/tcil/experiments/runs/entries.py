@@ -18,12 +18,12 @@ import tcil
 from tcil.calibration.calibrators import Calibrator, PACTResult, TCILEvidence
 from tcil.calibration.inputs.classifier import checked_device
 from tcil.calibration.temperature import Interval, temperature_interval
-from tcil.experiments.runs.catalogue import CATALOGUE
+from tcil.experiments.runs.catalogue import ALL_DATA, ALL_DATA_TITLE, CATALOGUE
 from tcil.experiments.runs.reasons import NoAnswer, NotApplicableReason
 from tcil.experiments.runs.records import JsonObject
 from tcil.experiments.runs.results import RANKED, WITH_OPTIONS
 from tcil.foundation.errors import invalid, unknown_name
-from tcil.foundation.extensions import extension
+from tcil.foundation.extensions import extension, said
 
 Labelled = tuple[Tensor, Tensor]  # logits or images, and the column of each label
 
@@ -334,11 +334,20 @@ def entry_of(name: str) -> Entry:
         return own[name]
     entry = extension("calibrator", name, own)
     if not isinstance(entry, Entry) and callable(entry):
-        entry = entry() if _takes_nothing(entry) else None
+        entry = _made(name, entry) if _takes_nothing(entry) else None
     if not isinstance(entry, Entry):
         advice = "Tables need a title and a way to fit: mine = tcil.extending.Entry('Mine', 'what it does', fit)."
         raise invalid("calibrator", repr(name), "an Entry, or a factory of one", advice)
     return entry
+
+
+def _made(name: str, factory: Callable[[], Any]) -> Any:
+    try:
+        return factory()
+    except Exception as error:
+        raise invalid(
+            "calibrator", f"{name!r}, which failed ({said(error)})", "an Entry, or a factory of one"
+        ) from error
 
 
 def _takes_nothing(made: Callable[..., Any]) -> bool:
@@ -376,7 +385,8 @@ def _with_options(name: str, entry: Entry, text: str) -> Entry:
 def check_calibrators(names: Sequence[str] | None, *, here: bool = True) -> None:
     """Refuse calibrators that are unknown or cannot work, before any work; devices, if they are of this machine."""
     entries = {name: entry_of(name) for name in names or ()}
-    titled = {entry.title: name for name, entry in (CALIBRATORS | ON_FEATURES).items()}
+    titled = {entry.title: name for name, entry in (CALIBRATORS | ON_FEATURES | entries).items() if not is_own(name)}
+    titled[ALL_DATA_TITLE] = ALL_DATA
     for name, entry in entries.items():
         if is_own(name) and (not entry.title.strip() or titled.setdefault(entry.title, name) != name):
             other = titled.get(entry.title, name)

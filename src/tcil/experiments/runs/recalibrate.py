@@ -137,7 +137,7 @@ def _recalibrated(run: Run, settings: StoredSettings, calibrators: Sequence[str]
                 for row in outcome.calibrators.values() if last else ():
                     if row.ece is not None:
                         draws.setdefault(row.title, []).append(row.ece)
-    for fresh in results:  # when all of them are there, so that a failure leaves the folder as it was
+    for fresh in results:  # when all of them are there, so that a failure leaves results as they were
         before = run.stored_result(fresh.task, whole)
         store.write_task_result(fresh if before is None else before.renewed(fresh))
     if whole is not None:

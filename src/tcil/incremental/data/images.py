@@ -110,8 +110,8 @@ class Dataset:
         if shape != self.image_shape:
             raise invalid("test", f"images of shape {shape}", f"{self.image_shape}, as train has")
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if self.train.images.dtype == torch.uint8 and len(values) != channels:
-                raise invalid(name, f"{len(values)} numbers", f"one for each of {channels} channels")
+            if self.train.images.dtype == torch.uint8 and len(values) not in (1, channels):
+                raise invalid(name, f"{len(values)} numbers", f"one for each of {channels} channels, or one for all")
             if not all(math.isfinite(value) and (name == "mean" or value > 0) for value in values):
                 raise invalid(name, str(tuple(values)), "finite numbers" + (" above 0" if name == "std" else ""))
 
