@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -16,8 +17,10 @@ from typer.testing import CliRunner
 from tcil.experiments.cli.app import app
 from tcil.experiments.config.presets import PRESETS
 from tcil.experiments.config.settings import RunSettings, build, expand
+from tcil.experiments.process.exits import RunFailed
+from tcil.experiments.process.progress import Progress
 from tcil.experiments.runs.catalogue import ALL_DATA
-from tcil.experiments.runs.complete import check_options
+from tcil.experiments.runs.complete import _shown, check_options, own_parts
 from tcil.experiments.runs.entries import CALIBRATORS
 from tcil.experiments.runs.importing import import_run
 from tcil.experiments.runs.reasons import NotApplicableReason
@@ -571,3 +574,50 @@ def test_a_network_that_returns_no_logits_is_refused_before_training(answer, tol
 
     with pytest.raises(ValueError, match=f"network: got 'mine', which returns {told}; expected logits"):
         check_network("mine", lambda n_classes: Odd(), load_dataset("digits"))
+
+
+class TestErrorsOfOwnParts:
+    """Before any work an error is a refusal; later, in a run with parts of the user's own, it may be theirs."""
+
+    OWN, BUILT_IN = (build({"learner": name, "dataset": "letters"}) for name in ("mine:Mine", "er"))
+
+    @dataclasses.dataclass
+    class Failing:
+        settings: RunSettings
+        error: Exception
+        begun: bool
+
+        def execute(self, calibrators, listener):
+            if self.begun:
+                listener(Progress(0, 2, "train", 1, 3))
+            raise self.error
+
+    class Display(contextlib.AbstractContextManager):
+        def __init__(self, title):
+            pass
+
+        def __call__(self, progress):
+            pass
+
+        def __exit__(self, *args):
+            pass
+
+    @pytest.mark.parametrize(
+        ("settings", "error", "begun", "kind", "told"),
+        [
+            (OWN, ValueError("other images"), False, ValueError, "other images"),
+            (OWN, ValueError("my bug"), True, RunFailed, "my bug (in a run with the learner mine:Mine)"),
+            (OWN, KeyError("x"), True, RunFailed, "KeyError: 'x' (in a run with the learner mine:Mine)"),
+            (BUILT_IN, ValueError("no such file"), True, ValueError, "no such file"),
+            (BUILT_IN, RuntimeError("no memory"), True, RunFailed, "RuntimeError: no memory"),
+        ],
+    )
+    def test_what_they_end_in(self, settings, error, begun, kind, told):
+        with pytest.raises(kind) as raised:
+            _shown(self.Failing(settings, error, begun), None, None, self.Display, "")
+        assert str(raised.value) == told
+
+    def test_names_of_entry_points_are_own_parts_too(self):
+        settings = build({"learner": "my-learner", "network": "my-network", "dataset": "my-data"})
+        assert own_parts(settings) == ["the dataset my-data", "the network my-network", "the learner my-learner"]
+        assert own_parts(self.BUILT_IN) == []
