@@ -1,8 +1,14 @@
-"""Every calibrator, fitted on one task."""
+"""Every calibrator, fitted on one task, and one of the user's own."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
 import tcil
+from tcil.extending import CalibrationMap, Calibrator, predict_features
 
 
 def all_calibrators(task):
@@ -38,3 +44,36 @@ NAMES = [
     "PerturbedTemperatureScaling",
     "StatisticsTemperatureScaling",
 ]
+
+
+# A calibrator of the user's own, which needs features.
+
+
+@dataclass(frozen=True)
+class NormResult:
+    n_samples: int
+
+
+class NormMap(CalibrationMap):
+    """T grows with the norm of the features."""
+
+    needs_features = True
+
+    def __init__(self, slope: Tensor) -> None:
+        super().__init__()
+        self.set_state(slope=slope)
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        assert features is not None
+        return torch.log_softmax(
+            logits.double() / (1 + self.slope * features.double().norm(dim=1, keepdim=True)), dim=1
+        )
+
+
+class ByNorm(Calibrator[NormResult]):
+    map_type, result_type = NormMap, NormResult
+
+    def fit(self, model, valid, classes=None, columns=None):
+        rows = predict_features(model, valid, classes=classes, columns=columns)
+        slope = torch.tensor(1 / float(rows.features.norm(dim=1).mean()), dtype=torch.float64)
+        return self._fitted(NormMap(slope), rows.classes, NormResult(len(rows.logits)), **rows.seen)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from every_calibrator import ByNorm, NormMap
 from torch import Tensor, nn
 
 import tcil
@@ -270,31 +271,6 @@ class TestNames:
     def test_the_module_is_in_the_file(self, tmp_path):
         path = ByTwo().fit(torch.zeros(3, 4)).save(tmp_path / "c.json")
         assert json.loads(path.read_text())["module"] == ByTwo.__module__
-
-
-class NormMap(CalibrationMap):
-    """T grows with the norm of the features."""
-
-    needs_features = True
-
-    def __init__(self, slope: Tensor) -> None:
-        super().__init__()
-        self.set_state(slope=slope)
-
-    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
-        assert features is not None
-        return torch.log_softmax(
-            logits.double() / (1 + self.slope * features.double().norm(dim=1, keepdim=True)), dim=1
-        )
-
-
-class ByNorm(Calibrator[Told]):
-    map_type, result_type = NormMap, Told
-
-    def fit(self, model, valid, classes=None, columns=None):
-        rows = predict_features(model, valid, classes=classes, columns=columns)
-        slope = torch.tensor(1 / float(rows.features.norm(dim=1).mean()), dtype=torch.float64)
-        return self._fitted(NormMap(slope), rows.classes, Told(len(rows.logits)), **rows.seen)
 
 
 class TestFeatures:

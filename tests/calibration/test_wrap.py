@@ -7,12 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from every_calibrator import NAMES
-from torch import Tensor, nn
+from every_calibrator import NAMES, ByNorm
+from torch import nn
 
 import tcil
 from tcil.calibration.calibrators.maps import (
-    CalibrationMap,
     PriorAdjustedMap,
     TemperatureMap,
 )
@@ -212,48 +211,10 @@ class TestPrecision:
         assert calibrated.calibration.knots.device.type == "meta"
 
 
-# --- a calibrator of the user's own, which needs features ---------------------------------------------------------
-
-
-class DistanceMap(CalibrationMap):
-    """T grows with the norm of the features."""
-
-    needs_features = True
-
-    def __init__(self, slope: Tensor) -> None:
-        super().__init__()
-        self.set_state(slope=slope)
-
-    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
-        assert features is not None
-        norm = features.double().norm(dim=1, keepdim=True)
-        return torch.log_softmax(logits.double() / (1 + self.slope * norm), dim=1)
-
-
-class DistanceScaling(tcil.extending.Calibrator):
-    map_type = DistanceMap
-    result_type = float
-
-    def fit(self, model, valid, n_classes):
-        from tcil.calibration.inputs.classifier import Classifier
-        from tcil.calibration.inputs.weights import weights_hash
-
-        with Classifier(model) as classifier, torch.no_grad():
-            classifier.logits_and_features(classifier.place(valid[0]))
-            return self._fitted(
-                DistanceMap(torch.tensor(0.25, dtype=torch.float64)),
-                tuple(range(n_classes)),
-                0.25,
-                head_width=classifier.width,
-                source=classifier.source,
-                model_hash=weights_hash(model),
-            )
-
-
 class TestCalibratorsWithFeatures:
     def test_wrap_supplies_the_features(self, fitted):
         task, _ = fitted
-        calibrator = DistanceScaling().fit(task.model, task.valid, 6)
+        calibrator = ByNorm().fit(task.model, task.valid, classes=range(6))
         x = task.test[0][:16]
         with torch.no_grad():
             logits, features = task.model(x)[:, :6], task.model.features(x)
@@ -265,7 +226,7 @@ class TestCalibratorsWithFeatures:
     )
     def test_export(self, fitted):
         task, _ = fitted
-        calibrated = DistanceScaling().fit(task.model, task.valid, 6).wrap(task.model).eval()
+        calibrated = ByNorm().fit(task.model, task.valid, classes=range(6)).wrap(task.model).eval()
         program = torch.export.export(calibrated, (task.test[0][:8],))
         with torch.no_grad():
             assert torch.allclose(program.module()(task.test[0][:8]), calibrated(task.test[0][:8]), atol=1e-6)
@@ -273,7 +234,7 @@ class TestCalibratorsWithFeatures:
 
     def test_features_are_asked_for(self, fitted):
         task, _ = fitted
-        calibrator = DistanceScaling().fit(task.model, task.valid, 6)
+        calibrator = ByNorm().fit(task.model, task.valid, classes=range(6))
         with pytest.raises(ValueError, match="features: got None; expected the features"):
             calibrator.transform(torch.randn(2, 6))
         with pytest.raises(ValueError, match="features: got 3 rows; expected 2"):
@@ -281,7 +242,7 @@ class TestCalibratorsWithFeatures:
 
     def test_saves_and_loads(self, fitted, tmp_path):
         task, _ = fitted
-        calibrator = DistanceScaling().fit(task.model, task.valid, 6)
+        calibrator = ByNorm().fit(task.model, task.valid, classes=range(6))
         loaded = tcil.extending.Calibrator.load(calibrator.save(tmp_path / "c.json"), model=task.model)
         with torch.no_grad():
             assert torch.equal(loaded.wrap(task.model)(task.test[0][:4]), calibrator.wrap(task.model)(task.test[0][:4]))
