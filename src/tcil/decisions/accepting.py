@@ -9,10 +9,11 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import nn
 
-from tcil.decisions.costs import AcceptHead, Action, Costs
-from tcil.decisions.promises import ALL, NEW, OLD
-from tcil.decisions.rules import DecisionRule, answer
-from tcil.foundation.arrays import ArrayLike
+from tcil.decisions.costs import AcceptHead, Action, Costs, checked_costs
+from tcil.decisions.promises import ALL, NEW, OLD, ThresholdGroups
+from tcil.decisions.rules import DecisionRule, answer, check_open_share
+from tcil.foundation.arrays import ArrayLike, whole_number
+from tcil.foundation.errors import invalid
 
 
 class _OfGroup(Protocol):
@@ -33,8 +34,24 @@ Result = TypeVar("Result", bound=_Thresholds)
 class AcceptRule(DecisionRule[Result]):
     """A rule with one threshold, or one for each predicted group; subclasses say how `fit` finds it."""
 
+    risk: float
+    groups: ThresholdGroups | str
     top_k: int
     costs: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.groups = ThresholdGroups.parse(self.groups, "groups")
+        self.top_k = whole_number(self.top_k, "top_k", 1)
+        if self.costs is None:
+            self.risk = check_open_share(self.risk, "risk")
+        else:
+            self.costs = checked_costs(self.costs)
+            most = max(map(max, self.costs))
+            if self.top_k > 1:
+                raise invalid("top_k", f"{self.top_k} with costs", "1: a cost is that of one decision")
+            if isinstance(self.risk, bool) or not isinstance(self.risk, int | float) or not 0 < self.risk < most:
+                raise invalid("risk", repr(self.risk), f"a mean cost above 0 and below {most:g}, the largest")
 
     def accept(self, probs: ArrayLike) -> Any:
         """Which predictions are accepted; for the others, ask a person.

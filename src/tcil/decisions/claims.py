@@ -12,8 +12,8 @@ import numpy as np
 from tcil.decisions.accepting import AcceptRule
 from tcil.decisions.costs import Action, Costs, checked_costs
 from tcil.decisions.promises import ALL, NEW, OLD, PromiseKind, ThresholdGroups
-from tcil.decisions.rules import check_open_share, class_names, new_columns
-from tcil.foundation.arrays import ArrayLike, Floats, as_probabilities, as_tensor, whole_number
+from tcil.decisions.rules import class_names, new_columns
+from tcil.foundation.arrays import ArrayLike, Floats, as_probabilities, as_tensor
 from tcil.foundation.errors import invalid
 from tcil.foundation.records import Record
 
@@ -188,17 +188,6 @@ class ModelBasedThreshold(AcceptRule[ModelBasedResult]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.groups = ThresholdGroups.parse(self.groups, "groups")
-        self.top_k = whole_number(self.top_k, "top_k", 1)
-        if self.costs is None:
-            self.risk = check_open_share(self.risk, "risk")
-        else:
-            self.costs = checked_costs(self.costs)
-            most = max(map(max, self.costs))
-            if self.top_k > 1:
-                raise invalid("top_k", f"{self.top_k} with costs", "1: a cost is that of one decision")
-            if isinstance(self.risk, bool) or not isinstance(self.risk, int | float) or not 0 < self.risk < most:
-                raise invalid("risk", repr(self.risk), f"a mean cost above 0 and below {most:g}, the largest")
         gammas = as_tensor(self.gammas, "gammas").double().flatten().tolist()
         if any(not 0 <= gamma < math.inf for gamma in gammas):
             raise invalid("gammas", f"{self.gammas!r:.60}", "numbers of 0 or more")

@@ -107,18 +107,7 @@ class RiskThreshold(AcceptRule[RiskThresholdResult]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.confidence = check_open_share(self.confidence, "confidence")
-        self.groups = ThresholdGroups.parse(self.groups, "groups")
         self.design, self.search = Design.parse(self.design, "design"), Search.parse(self.search, "search")
-        self.top_k = whole_number(self.top_k, "top_k", 1)
-        if self.costs is None:
-            self.risk = check_open_share(self.risk, "risk")
-        else:
-            self.costs = checked_costs(self.costs)
-            most = max(map(max, self.costs))
-            if self.top_k > 1:
-                raise invalid("top_k", f"{self.top_k} with costs", "1: a cost is that of one decision")
-            if isinstance(self.risk, bool) or not isinstance(self.risk, int | float) or not 0 < self.risk < most:
-                raise invalid("risk", repr(self.risk), f"a mean cost above 0 and below {most:g}, the largest")
         if self.candidates is not None:
             self.candidates = _checked_candidates(self.candidates)
         ends, words = mixture_ends(self.mixture)
