@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from conftest import ROOT
 from research import pact
-from research.pact import rounds, verdicts
+from research.pact import residuals, rounds, verdicts
 from research.pact.__main__ import tables_of
 
 
@@ -42,6 +43,17 @@ def test_a_signal_of_harm_is_judged_at_ten_per_cent_of_false_alarms():
     area, share = verdicts.separation([*range(100), 95.5, 50.0], [False] * 100 + [True] * 2)
     assert area == pytest.approx((96 + 50.5) / 200)
     assert share == 0.5
+
+
+def test_a_pattern_is_predicted_where_other_groups_have_it_and_not_where_it_is_theirs_alone():
+    x = np.linspace(-1, 1, 60)
+    groups, even = ["a", "b", "c"] * 20, np.ones(60)
+    shared = 3 * x
+    assert np.abs(shared - residuals.left_out(x[:, None], shared, groups, even)).max() < 1
+    own = np.array([1.0 if group == "a" else 0.0 for group in groups])  # which no other group can tell
+    found = residuals.left_out(own[:, None], own, groups, even)
+    assert np.square(own - found).mean() > 0.2
+    assert residuals.left_out(x[:, None], own, groups, even)[0] == pytest.approx(0, abs=1e-12)
 
 
 def test_a_rule_counts_harmful_tasks_of_both_forms_together_or_each_by_itself():

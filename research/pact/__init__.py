@@ -2,7 +2,8 @@
 
 `worlds` says what is trained, `methods` what is compared, `measuring` what is measured of a run and kept, `tables` how
 it is summarised. `constants` fits those of PACT, `sizes` changes one setting at a time, `imbalance` what PACT is
-told, `draws` the validation set alone; `page` writes the tables of docs/pact.md and docs/pact-history.md.
+told, `draws` the validation set alone; `verdicts` asks what warns of harm, `residuals` what tells the error; `page`
+writes the tables of docs/pact.md and docs/pact-history.md.
 """
 
 from research.pact.measuring import STORED, measure, stored, walk

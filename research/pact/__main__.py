@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from research.pact import constants, draws, imbalance, page, rounds, sizes, small, spread, verdicts
+from research.pact import constants, draws, imbalance, page, residuals, rounds, sizes, small, spread, verdicts
 from research.pact.measuring import STORED, store, stored
 from research.pact.tables import candidates, summary
 from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
@@ -86,6 +86,7 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "round-seven": lambda: rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
         "round-eight": lambda: rounds.tables(rounds.EIGHT, rounds.stored(rounds.EIGHT)),
         "verdicts": lambda: verdicts.table(),
+        "residuals": lambda: residuals.table(),
     }
     if name in own:
         return own[name]()
@@ -109,7 +110,7 @@ def main() -> None:
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
     tables = commands.add_parser("tables")
-    tables.add_argument("name", choices=[*kept, "one-temperature", "spread", "verdicts"])
+    tables.add_argument("name", choices=[*kept, "one-temperature", "spread", "verdicts", "residuals"])
     tables.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     commands.add_parser("constants").add_argument("names", nargs="*", choices=[*kept, []], metavar="NAME")
     commands.add_parser("candidates")

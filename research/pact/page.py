@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from research import ROOT
-from research.pact import draws, imbalance, rounds, sizes, small, spread, verdicts
+from research.pact import draws, imbalance, residuals, rounds, sizes, small, spread, verdicts
 from research.pact.measuring import stored
 from research.pact.tables import summary
 from tcil.foundation.files import replace_file
 
 PAGES = {
-    "docs/pact.md": ("spread", "round-eight", "sizes-eight", "imbalance-eight", "draws-eight", "verdicts"),
+    "docs/pact.md": ("spread", "round-eight", "sizes-eight", "imbalance-eight", "draws-eight", "verdicts", "residuals"),
     "docs/pact-history.md": (
         "one-temperature", "round-seven", "round-six", "final", "small", "sizes", "imbalance", "draws",
     ),
@@ -24,6 +24,7 @@ def sections() -> dict[str, list[str]]:
         "one-temperature": rounds.one_temperature(),
         "round-seven": rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
         "verdicts": verdicts.table(),
+        "residuals": residuals.table(),
         "round-six": rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
         "final": summary(stored("final", complete=True), short=True),
         "small": small.tables(small.stored()),
