@@ -40,6 +40,7 @@ def on_ranks(size, work, folder):
             try:
                 torch.set_num_threads(1)
                 dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=size)
+                dist.barrier()  # a rank that is done at once would close its connections while others still connect
                 (folder / f"{rank}.json").write_text(json.dumps(work(rank)))
                 dist.destroy_process_group()
                 code = 0
