@@ -159,6 +159,22 @@ def test_time_left_of_all_runs(tmp_path):
     assert (share, left) == (pytest.approx(49_000 / 100_000), None)
 
 
+def test_time_left_of_a_run_that_resumes_inside_a_task(tmp_path):
+    """Epochs that an earlier process trained are done at once, and tell no speed."""
+    time, job = [0.0], Job(build(SMALL), tmp_path, full_data=False)
+    outlook = Outlook([job], now=lambda: time[0])
+
+    def at(seconds, task, epochs, phase="train"):
+        time[0] = seconds
+        outlook.left({job: ("running", Status("running", task, 2, phase, epochs, 1000))})
+        return outlook.left_of(job)
+
+    assert at(0.0, 0, 0) is None
+    assert at(10.0, 0, 800) is None  # found
+    assert at(110.0, 0, 900) == pytest.approx(100 * (10_000 - 4_410) / 490)
+    assert at(210.0, 0, 0, "calibrate") == pytest.approx(200 * (10_000 - 4_900) / 980)
+
+
 def test_no_time_left_is_told_from_too_little(tmp_path):
     """A first epoch under load took a hundred times as long as those after it."""
     time = [0.0]

@@ -40,14 +40,13 @@ class Line:
         return f"{s.dataset} {s.learner} seed {s.seed}"
 
     @property
-    def place(self) -> tuple[str, str, str]:
-        """Task, epoch and time left, where it runs."""
+    def place(self) -> tuple[str, str]:
+        """Task and epoch, where it runs."""
         now = self.status
         if self.state != "running" or now is None or now.updated < self.since or not now.phase:
-            return "", "", ""
+            return "", ""
         epoch = "" if now.phase.endswith(("calibrate", "done")) else f" {now.done}/{now.total}"
-        left = "" if now.left is None else clock(now.left)
-        return f"{now.task + 1}/{now.tasks}", f"{now.phase}{epoch}", left
+        return f"{now.task + 1}/{now.tasks}", f"{now.phase}{epoch}"
 
 
 class Board:
@@ -82,13 +81,19 @@ class Board:
 
     def table(self) -> Table:
         """One row for each run, and all of them together."""
+        caption = self.outlook
         table = Table("", "run", "state", "task", "epoch", "left", "", box=None)
         for number, line in enumerate(self.lines, start=1):
             style = COLOURS.get(line.state, "")
-            words = [str(number), line.title, line.state, *line.place, line.message]
+            words = [str(number), line.title, line.state, *line.place, self._left(line), line.message]
             table.add_row(*map(Text, words), style=style)
-        table.caption = self.outlook
+        table.caption = caption
         return table
+
+    def _left(self, line: Line) -> str:
+        """The time left of a run, as the outlook last saw it."""
+        left = self._outlook.left_of(line.job) if any(line.place) else None
+        return "" if left is None else clock(left)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -121,8 +126,9 @@ class Board:
             if self._console.is_terminal:
                 self._live.update(self.table(), refresh=True)
                 return
+            outlook = self.outlook
             for number, line in enumerate(self.lines, start=1):
-                task, epoch, left = line.place
+                (task, epoch), left = line.place, self._left(line)
                 news, told = (line.state, line.message, task), self._told.get(line.job, ("queued", "", ""))
                 only_tried = told[0] == "in use" and line.state == "running" and not task
                 if news != told and not only_tried:
@@ -130,9 +136,9 @@ class Board:
                     where = f", task {task} {epoch}{left and ', left ' + left}" if task else ""
                     more = f": {line.message}" if line.message else ""
                     text = f"{number}/{len(self._lines)} {line.title}: {line.state}{where}{more}"
-                    self._say(f"{text} ({self.outlook})" if len(self._lines) > 1 else text)
+                    self._say(f"{text} ({outlook})" if len(self._lines) > 1 else text)
             if time.monotonic() - self._last_said > SILENCE:
-                self._say(self.outlook)
+                self._say(outlook)
 
     def _say(self, text: str) -> None:
         self._last_said = time.monotonic()

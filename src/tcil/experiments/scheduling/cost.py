@@ -199,7 +199,8 @@ class Outlook:
 
     A run is measured from its first progress on, because starting a process and reading data say nothing about the
     speed of training; a finished run, from its start to its end. The time left is given once the measurement covers
-    `LEAST_SECONDS` of training and `LEAST_SHARE` of the work.
+    `LEAST_SECONDS` of training and `LEAST_SHARE` of the work. `left` looks at all runs; after it, `left_of` tells
+    the time left of one at its own speed.
     """
 
     LEAST_SECONDS, LEAST_SHARE = 10.0, 0.01
@@ -227,6 +228,14 @@ class Outlook:
         if seconds < self.LEAST_SECONDS or work < self.LEAST_SHARE * total:
             return done / total, None
         return done / total, (total - done) * seconds / work / max(1, running)
+
+    def left_of(self, job: Job) -> float | None:
+        """The seconds left of a running job when `left` last looked; None until there is a measurement."""
+        pace, total = self._paces.get(job), self._costs[job].total
+        if pace is None or pace.until - pace.since < self.LEAST_SECONDS:
+            return None
+        work = pace.by_then - pace.at_first
+        return (total - pace.by_then) * (pace.until - pace.since) / work if work >= self.LEAST_SHARE * total else None
 
     def _measure(self, job: Job, state: str, mine: float) -> None:
         """Note how far a job is; `mine` is what is done of it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import socket
 import threading
@@ -29,7 +28,7 @@ BUSY = 0.05  # share of a processor that a process uses at least, if it computes
 
 @dataclass(frozen=True)
 class Status:
-    """What the file says. `left` is the estimated number of seconds, None where nothing tells it yet."""
+    """What the file says: of the run, and of the process that does it."""
 
     state: str
     task: int = 0
@@ -37,7 +36,6 @@ class Status:
     phase: str = ""
     done: int = 0
     total: int = 0
-    left: float | None = None
     error: str = ""
     host: str = ""
     pid: int = 0
@@ -51,10 +49,9 @@ def read_status(folder: Path) -> Status | None:
     """What the file in this folder says; None where there is none that can be read."""
     record = RunFolder(folder).peek_json(NAME)  # by threads too, in which no warning may be caught
     try:
-        status = None if record is None else _STATUS.validate_json(json.dumps(record), strict=True)
+        return None if record is None else _STATUS.validate_json(json.dumps(record), strict=True)
     except ValidationError:
         return None
-    return status if status is None or status.left is None or math.isfinite(status.left) else None
 
 
 class StatusWriter:
@@ -64,8 +61,6 @@ class StatusWriter:
         self._store = RunFolder(folder)
         self._last: Status | None = None
         self._what = ""
-        self._began: tuple[float, float] | None = None  # when, at what part of the run; after what was found done
-        self._task: int | None = None
         self._writing = threading.RLock()
 
     @property
@@ -75,7 +70,7 @@ class StatusWriter:
 
     def titled(self, title: str) -> Self:
         """The display of one training; a run may have a second one, on all data, which starts from the beginning."""
-        self._began, self._task, self._what = None, None, "all data, " if title.endswith("all data") else ""
+        self._what = "all data, " if title.endswith("all data") else ""
         return self
 
     def __enter__(self) -> Self:
@@ -87,16 +82,11 @@ class StatusWriter:
 
     def __call__(self, progress: Progress) -> None:
         """Write where the run stands, unless that was just done."""
-        phase, now = progress.phase, time.time()
-        part = (progress.task + (progress.done / progress.total if phase != "calibrate" else 1)) / progress.n_tasks
-        found = progress.task != self._task and progress.done == progress.total and progress.loss is None
-        began, before = self._began = (now, part) if self._began is None or found else self._began
-        self._task = progress.task
-        left = (now - began) * (1 - part) / (part - before) if part > before else None
-        shown = self._what + phase
-        status = self._status("running", progress.task, progress.n_tasks, shown, progress.done, progress.total, left)
+        shown = self._what + progress.phase
+        status = self._status("running", progress.task, progress.n_tasks, shown, progress.done, progress.total)
         last = self._last
-        if last is None or (last.task, last.phase) != (status.task, status.phase) or now - last.updated > PAUSE:
+        paused = last is None or status.updated - last.updated > PAUSE
+        if last is None or paused or (last.task, last.phase) != (status.task, status.phase):
             self._write(status)
 
     @contextlib.contextmanager
@@ -127,7 +117,7 @@ class StatusWriter:
     def end(self, state: str, error: str = "") -> None:
         """Write how it ended."""
         last = self._last or Status(state)
-        self._write(self._status(state, last.task, last.tasks, last.phase, last.done, last.total, None, error))
+        self._write(self._status(state, last.task, last.tasks, last.phase, last.done, last.total, error))
 
     def _status(self, state: str, *values: object) -> Status:
         who = {"host": socket.gethostname(), "pid": os.getpid(), "updated": time.time()}
