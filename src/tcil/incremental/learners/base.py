@@ -388,6 +388,23 @@ def grow_head(model: nn.Module, n_classes: int) -> None:
     model.fc = grown
 
 
+def distilling_loss(learner: Learner, task: TaskData, temperature: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """(1 - l) CE + l H(teacher, student) over all old logits in one softmax, l = old / (old + new)."""
+    teacher, share = learner.teacher, task.old / task.seen
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        logits = learner.logits(x, task.seen)
+        cross_entropy = nn.functional.cross_entropy(logits, y)
+        if teacher is None:
+            return cross_entropy
+        with torch.no_grad():
+            before = teacher(x)[:, : task.old]
+        distilled = soft_cross_entropy(before, logits[:, : task.old], temperature)
+        return (1 - share) * cross_entropy + share * distilled
+
+    return loss
+
+
 def soft_cross_entropy(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     """H(softmax(teacher / T), softmax(student / T)), averaged over samples: the distillation term, without T^2."""
     target = torch.softmax(teacher / temperature, dim=1)

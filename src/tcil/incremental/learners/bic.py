@@ -16,9 +16,10 @@ from tcil.incremental.learners.base import (
     Stage,
     TaskData,
     TaskSize,
+    distilling_loss,
     frozen_copy,
-    soft_cross_entropy,
 )
+from tcil.incremental.pretrained.heads import CosineHead
 
 _HELD = 900  # key of the random stream that selects the held-out rows
 
@@ -37,7 +38,8 @@ class BiCOptions(LearnerOptions):
     finetune_milestones: tuple[int, ...] = (30, 45)
 
     def __post_init__(self) -> None:
-        self._check_least(distillation_temperature=0, finetune_epochs=1, finetune_lr=0)
+        self._check_positive("distillation_temperature")
+        self._check_least(finetune_epochs=1, finetune_lr=0)
         if not 0 < self.held_out < 1:
             raise invalid("option held_out", repr(self.held_out), "a share between 0 and 1")
 
@@ -67,6 +69,7 @@ class BiC(Learner):
     def begin_task(self, task: TaskData) -> None:
         """Prepare for new classes, and add the correction's parameters."""
         super().begin_task(task)
+        _check_head(self.model)
         if task.old:
             self.model.register_parameter("correction", nn.Parameter(torch.tensor([1.0, 0.0], device=self.device)))
 
@@ -78,21 +81,11 @@ class BiC(Learner):
         """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
         if name == "finetune":
             return self._correct(name, task)
-        teacher, share = self.teacher, task.old / task.seen
         rows = task.all_rows if task.old == 0 else task.all_rows[~self._held(task, task.all_rows)]
         correction = self.model.correction if task.old else None
         trained = [parameter for parameter in self.model.parameters() if parameter is not correction]
 
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            logits = self.logits(x, task.seen)
-            cross_entropy = nn.functional.cross_entropy(logits, y)
-            if teacher is None:
-                return cross_entropy
-            with torch.no_grad():
-                before = teacher(x)[:, : task.old]
-            distilled = soft_cross_entropy(before, logits[:, : task.old], self.options.distillation_temperature)
-            return (1 - share) * cross_entropy + share * distilled
-
+        loss = distilling_loss(self, task, self.options.distillation_temperature)
         return Stage(name, rows, schedule, loss, trained)
 
     def _correct(self, name: str, task: TaskData) -> Stage:
@@ -131,6 +124,17 @@ class BiC(Learner):
         super().end_task(task)
         if task.old:
             fold_correction(self.model, task.old, task.seen)
+
+
+def _check_head(model: nn.Module) -> None:
+    """Refuse, before anything is trained, a head into which alpha and beta cannot be folded."""
+    head = getattr(model, "fc", None)
+    if isinstance(head, nn.Linear) and not isinstance(head, CosineHead) and head.bias is not None:
+        return
+    what = "missing" if head is None else f"a {type(head).__name__}"
+    bare = " without a bias" if isinstance(head, nn.Linear) and head.bias is None else ""
+    given = f"{type(model).__name__} whose fc is {what}{bare}"
+    raise invalid("network", given, "a linear layer fc with a bias, into which BiC folds its correction")
 
 
 def corrected(logits: Tensor, correction: Tensor, old: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tcil.incremental.learners.base import (
     FORWARD,
@@ -15,7 +15,7 @@ from tcil.incremental.learners.base import (
     Stage,
     TaskData,
     TaskSize,
-    soft_cross_entropy,
+    distilling_loss,
 )
 
 
@@ -56,19 +56,7 @@ class WA(Learner):
 
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
         """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
-        share = task.old / task.seen
-        teacher = self.teacher
-
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            logits = self.logits(x, task.seen)
-            cross_entropy = nn.functional.cross_entropy(logits, y)
-            if teacher is None:
-                return cross_entropy
-            with torch.no_grad():
-                before = teacher(x)[:, : task.old]
-            distilled = soft_cross_entropy(before, logits[:, : task.old], self.options.distillation_temperature)
-            return (1 - share) * cross_entropy + share * distilled
-
+        loss = distilling_loss(self, task, self.options.distillation_temperature)
         if not self.options.restrict_head:
             return Stage(name, task.all_rows, schedule, loss, list(self.model.parameters()))
         bias = _head(self.model).bias

@@ -1,0 +1,38 @@
+"""Heads that grow with the classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tcil.incremental.learners.base import grow_head
+from tcil.incremental.networks import small_cnn
+
+
+def test_growing_head_keeps_old_rows():
+    model = small_cnn(4)
+    before = model.fc.weight.detach().clone(), model.fc.bias.detach().clone()
+    grow_head(model, 7)
+    assert model.fc.out_features == 7
+    assert torch.equal(model.fc.weight[:4], before[0])
+    assert torch.equal(model.fc.bias[:4], before[1])
+
+
+class TestGrowingHeads:
+    def test_a_head_without_a_bias(self):
+        network = small_cnn(4)
+        network.fc = nn.Linear(network.fc.in_features, 4, bias=False)
+        before = network.fc.weight.detach().clone()
+        grow_head(network, 6)
+        assert network.fc.bias is None
+        assert network.fc.weight.shape[0] == 6
+        assert torch.equal(network.fc.weight[:4], before)
+
+    @pytest.mark.parametrize(
+        ("network", "told"),
+        [(nn.Linear(3, 2), "Linear whose fc is missing"), (nn.ModuleDict({"fc": nn.ReLU()}), "fc is a ReLU")],
+    )
+    def test_a_head_that_cannot_grow(self, network, told):
+        with pytest.raises(ValueError, match=f"network: got .*{told}; expected a linear layer fc"):
+            grow_head(network, 6)
