@@ -134,6 +134,14 @@ def digits_example() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def digits():
+    """The dataset `digits`."""
+    from tcil.incremental.data.datasets import load_dataset
+
+    return load_dataset("digits")
+
+
+@pytest.fixture(scope="session")
 def digits_tasks(digits_example):
     """What is at hand after each of five tasks on real digits.
 

@@ -193,8 +193,16 @@ def test_lazy_names_are_the_declared_ones():
         assert getattr(tcil, module).__name__ == f"tcil.{module}"
         for name in getattr(tcil, module).__all__:
             assert getattr(getattr(tcil, module), name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'TCL'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'TCL'$"):
         _ = tcil.TCL
+
+
+def test_a_name_that_has_moved_is_found_by_its_error():
+    for name, public in tcil._MOVED.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': it is {public} since version 0.2"):
+            getattr(tcil, name)
+        module, _, new = public.removeprefix("tcil.").partition(".")
+        assert new in getattr(tcil, module).__all__
 
 
 def public_objects():
@@ -319,5 +327,8 @@ def test_scale_out_numbers_are_those_of_the_stored_runs():
 def test_no_paths_of_this_machine():
     """Nothing in the tree names where it was built."""
     needle = "/" + "work/"
-    for path in [*SOURCE.rglob("*.py"), *(ROOT / "tests").glob("*.py"), ROOT / "README.md", ROOT / "Makefile"]:
+    folders = [ROOT / name for name in ("src", "tests", "research", "benchmarks", "examples", "docs")]
+    inside = [path for folder in folders for ending in ("py", "md", "ipynb") for path in folder.rglob(f"*.{ending}")]
+    assert len(inside) > 400
+    for path in [*inside, *ROOT.glob("*.md"), ROOT / "Makefile"]:
         assert needle not in path.read_text(), path

@@ -63,7 +63,7 @@ _HOMES = {
     "WeightsMismatchError": _ERRORS,
 }
 _MODULES = ("decisions", "distributed", "extending", "metrics", "networks", "options", "results")
-# Names of version 0.1 that have moved, with their new locations.
+# Names of version 0.1 that have moved: an error says where they are.
 _MOVED = {
     "CalibratedModel": "tcil.results.CalibratedModel",
     "CalibrationMap": "tcil.extending.CalibrationMap",
@@ -116,11 +116,8 @@ if not TYPE_CHECKING:  # type checkers know the names above, and no others
             return importlib.import_module(f"tcil.{name}")
         if name in _HOMES:
             return globals().setdefault(name, getattr(importlib.import_module(_HOMES[name]), name))
-        if name in _MOVED:
-            from tcil.foundation.deprecation import moved
-
-            return moved(f"tcil.{name}", home=_MOVED[name], public=_MOVED[name])
-        raise AttributeError(f"module 'tcil' has no attribute {name!r}")
+        moved = f": it is {_MOVED[name]} since version 0.2" if name in _MOVED else ""
+        raise AttributeError(f"module 'tcil' has no attribute {name!r}{moved}")
 
 
 def __dir__() -> list[str]:

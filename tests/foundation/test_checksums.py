@@ -16,7 +16,6 @@ from tcil.experiments.runs.reasons import NoAnswer
 from tcil.experiments.runs.run import Run
 from tcil.experiments.runs.store import DamagedFileWarning, RunFolder
 from tcil.foundation.checksums import Damaged, open_json, open_tensors, seal_json, seal_tensors
-from tcil.incremental.data.datasets import load_dataset
 
 RECORD = {"b": [1.5, None, "ä"], "a": {"sha256": "0" * 64}, "threads": 2}
 TENSORS = {"model.fc.weight": torch.arange(12.0).view(3, 4), "order": torch.arange(5)}
@@ -75,11 +74,6 @@ def test_files_from_before_there_were_checksums():
     assert note == {"stage": "1", "epoch": "2"}
     assert torch.equal(tensors["order"], TENSORS["order"])
     assert open_tensors(save(TENSORS))[1] == {}
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_dataset("digits")
 
 
 def short(**changes):

@@ -23,7 +23,6 @@ from tcil.experiments.process.stopping import Stopped
 from tcil.experiments.runs.run import Run
 from tcil.foundation import ranks
 from tcil.incremental import training
-from tcil.incremental.data.datasets import load_dataset
 from tcil.incremental.data.images import Pixels
 from tcil.incremental.learners.base import Schedule, Stage
 from tcil.incremental.networks import small_cnn
@@ -52,11 +51,6 @@ def on_ranks(size, work, folder):
         pids.append(pid)
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * size
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_dataset("digits")
 
 
 @pytest.fixture(scope="module")

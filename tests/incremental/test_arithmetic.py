@@ -16,7 +16,6 @@ from tcil.experiments.runs.run import Run
 from tcil.experiments.runs.store import RunFolder
 from tcil.incremental import arithmetic
 from tcil.incremental.arithmetic import Arithmetic, Precision, Scaler
-from tcil.incremental.data.datasets import load_dataset
 from tcil.incremental.learners import TaskData, make_learner
 from tcil.incremental.learners.base import Schedule
 from tcil.incremental.networks import small_cnn
@@ -24,11 +23,6 @@ from tcil.incremental.training import EpochState, Interrupted, OptimizerKind, Tr
 
 CPU = torch.device("cpu")
 MIXED, COMPILED = Arithmetic(Precision.FP16), Arithmetic(compiled=True)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_dataset("digits")
 
 
 def second_task(digits, name="er"):

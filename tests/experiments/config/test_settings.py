@@ -133,18 +133,6 @@ class TestImageSide:
         with pytest.raises(ValueError, match=r"^image_side: got"):
             build({"preset": "image-folder", "image_side": side})
 
-    def test_of_the_environment(self, monkeypatch):
-        """For one more version, with a warning; it then is a setting like the others."""
-        monkeypatch.setenv("TCIL_IMAGE_SIDE", "64")
-        with pytest.warns(FutureWarning, match="TCIL_IMAGE_SIDE is deprecated.* --set image_side=64"):
-            said = build({"dataset": "image-folder"})
-        assert said == build({"dataset": "image-folder", "image_side": 64})
-        assert build({"dataset": "image-folder", "image_side": 48}).image_side == 48
-        assert build({"dataset": "digits"}).image_side is None
-        monkeypatch.setenv("TCIL_IMAGE_SIDE", "large")
-        with pytest.raises(ValueError, match=r"^TCIL_IMAGE_SIDE: got 'large'"):
-            build({"dataset": "image-folder"})
-
 
 class TestRateShape:
     def test_the_default_is_not_stored(self):

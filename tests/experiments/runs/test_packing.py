@@ -11,7 +11,6 @@ from tcil.experiments.reporting.collect import Study, read_runs
 from tcil.experiments.runs.packing import pack, run_folders
 from tcil.experiments.runs.run import Run
 from tcil.experiments.runs.store import DamagedFileWarning, RunFolder
-from tcil.incremental.data.datasets import load_dataset
 
 CALIBRATORS = ("vanilla", "ts", "t-cil", "first-task-ts")
 
@@ -24,11 +23,6 @@ def short(learner):
             "milestones": [1], "memory": 40,
         }
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_dataset("digits")
 
 
 def contents(folder):

@@ -7,7 +7,6 @@ import pytest
 import tcil.experiments.runs.store as store_module
 from tcil.experiments.config.settings import build
 from tcil.experiments.runs.run import Run
-from tcil.incremental.data.datasets import load_dataset
 
 TASKS, EPOCHS, TUNING = 3, 2, 2
 CALIBRATORS = ("vanilla", "ts", "t-cil", "first-task-ts")
@@ -54,11 +53,6 @@ def contents(folder):
 
 class Stopped(Exception):
     pass
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_dataset("digits")
 
 
 def restart_until_it_ends(settings, folder, dataset, listener, stops, at_most):

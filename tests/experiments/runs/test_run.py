@@ -39,11 +39,6 @@ def short(learner="er", **changes):
     return build({"learner": learner, **SHORT, **options, **changes})
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return load_dataset("digits")
-
-
 class TestSettings:
     def test_presets_carry_the_papers_settings(self):
         sizes = {

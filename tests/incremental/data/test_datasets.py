@@ -168,15 +168,11 @@ class TestPictures:
         assert {path.name for path in root.glob("train.cache*")} == caches
         assert torch.equal(load_dataset("tiny-imagenet", tmp_path, image_side=32).test.images, half.test.images)
 
-    def test_image_side_of_the_caller(self, tmp_path, monkeypatch):
+    def test_image_side_of_the_caller(self, tmp_path):
         for part in ("train", "test"):
             for name in ("cat", "dog"):
                 picture(tmp_path / part / name / "0.png", 40, seed=0)
-        monkeypatch.setenv("TCIL_IMAGE_SIDE", "12")
-        with pytest.warns(FutureWarning, match="image_side=12"):
-            assert load_dataset("image-folder", tmp_path).image_shape == (3, 12, 12)
         assert load_dataset("image-folder", tmp_path, image_side=16).image_shape == (3, 16, 16)
-        monkeypatch.delenv("TCIL_IMAGE_SIDE")
         assert load_dataset("image-folder", tmp_path).image_shape == (3, 32, 32)
         for side in (0, 10_000):
             with pytest.raises(ValueError, match=f"^image_side: got {side}; expected a whole number of pixels"):
@@ -306,12 +302,6 @@ class TestPictures:
         with pytest.raises(ValueError, match=r"^data: got .*\\udcff\.bmp, which cannot be decoded") as caught:
             load_dataset("image-folder", tmp_path)
         str(caught.value).encode()
-
-    @pytest.mark.parametrize("side", ["big", "", "0", "-8", "3.5", "10000"])
-    def test_image_side(self, tmp_path, monkeypatch, side):
-        monkeypatch.setenv("TCIL_IMAGE_SIDE", side)
-        with pytest.raises(ValueError, match=f"^TCIL_IMAGE_SIDE: got '{side}'; expected a whole number of pixels"):
-            load_dataset("image-folder", tmp_path)
 
     def test_broken_picture(self, tmp_path):
         self.tiny(tmp_path / "tiny-imagenet-200")

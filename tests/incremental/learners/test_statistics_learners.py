@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from tcil.incremental.data.datasets import load_dataset
 from tcil.incremental.data.images import Pixels
 from tcil.incremental.learners import TaskData, make_learner
 from tcil.incremental.learners.base import Schedule
@@ -23,11 +22,6 @@ class Flat(nn.Module):
 
     def forward(self, x):
         return self.fc(x.flatten(1))
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_dataset("digits")
 
 
 def task_of(digits, index, per_class=40):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
@@ -221,10 +220,6 @@ def build(values: Mapping[str, Any]) -> RunSettings:
         merged["milestones"] = sorted({m for m in (epochs // 2, epochs * 3 // 4) if 0 < m < epochs})
     if merged.get("validation_seed") == "seed":
         merged["validation_seed"] = merged.get("seed", RunSettings.model_fields["seed"].default)
-    if merged.get("dataset") == "image-folder" and "image_side" not in given and "TCIL_IMAGE_SIDE" in os.environ:
-        from tcil.incremental.data.datasets.image_folder import side_of_environment  # with torch
-
-        merged["image_side"] = side_of_environment()
     try:
         return own_settings(merged)
     except ValidationError as error:

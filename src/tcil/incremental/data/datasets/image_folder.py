@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
-import warnings
 from pathlib import Path
 
 import torch
 
-from tcil.foundation.errors import invalid
 from tcil.incremental.data.datasets.files import require, unreadable
 from tcil.incremental.data.datasets.pictures import decode
 from tcil.incremental.data.images import Dataset, ImageSet
@@ -22,7 +18,7 @@ SIDE = 32  # default side in pixels
 
 def load(folder: Path, image_side: int | None = None) -> Dataset:
     """Classes are the sub-folders of train/, in alphabetical order; images are scaled to `image_side` pixels."""
-    side = image_side or side_of_environment() or SIDE
+    side = image_side or SIDE
     where = f"Put images at {folder}/train/CLASS/ and {folder}/test/CLASS/."
     root = require(folder / "train", where)
     test_root = folder / "test" if (folder / "test").exists() else require(folder / "val", where)
@@ -39,18 +35,6 @@ def load(folder: Path, image_side: int | None = None) -> Dataset:
     return Dataset(
         folder.name, train, test, tuple(names), tuple(mean.tolist()), tuple(std.tolist()), padding=max(1, side // 8)
     )
-
-
-def side_of_environment() -> int | None:
-    """The value of TCIL_IMAGE_SIDE. Deprecated until 0.3: it changes a run's images without being a setting."""
-    text = os.environ.get("TCIL_IMAGE_SIDE")
-    if text is None:
-        return None
-    if not re.fullmatch("[1-9][0-9]{0,3}", text):
-        raise invalid("TCIL_IMAGE_SIDE", repr(text), "a whole number of pixels from 1 to 9999")
-    advice = f"Use --set image_side={text}, or load_dataset(..., image_side={text})."
-    warnings.warn(f"TCIL_IMAGE_SIDE is deprecated and will be ignored from version 0.3 on. {advice}", FutureWarning, 3)
-    return int(text)
 
 
 def _image_below(path: Path) -> Path | None:
