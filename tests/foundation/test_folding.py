@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 
 import pytest
@@ -45,6 +46,45 @@ def test_every_pair_of_a_resnet_is_found_and_the_answer_stays():
         assert torch.allclose(network(x), before, atol=1e-5)
     assert dict(network.named_modules()) == modules
     assert torch.equal(network(x), before)
+
+
+def elsewhere(work):
+    """What another thread gets."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_other_threads_run_the_layers_as_they_were():
+    network, x = trained(small_cnn()), images()
+    before, pairs, calls = network(x), pairs_of(network, x), []
+    for _, norm in pairs:
+        network.get_submodule(norm).register_forward_hook(lambda *_: calls.append(threading.get_ident()))
+    with swapped(network, pairs):
+        assert torch.equal(elsewhere(lambda: network(x)), before)
+        assert len(calls) == len(pairs)
+        network(x)
+    assert len(calls) == len(pairs)  # this thread ran none of them
+
+
+def test_a_pass_of_another_thread_is_not_watched():
+    network, x = trained(small_cnn()), images()
+
+    def run():
+        elsewhere(lambda: network(x))
+        return network(x)
+
+    with torch.no_grad():
+        assert watch_pairs(network, run)[0] == pairs_of(network, x)
+
+
+def test_a_folded_copy_serves_every_thread():
+    network, x = trained(small_cnn()), images()
+    folded = folded_copy(network, x)
+    assert torch.equal(elsewhere(lambda: folded(x)), folded(x))
+    assert torch.allclose(folded.double()(x.double()), network.double()(x.double()), atol=1e-4)
 
 
 def test_undone_after_an_error():

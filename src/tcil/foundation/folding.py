@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from tcil.foundation.arrays import gap_and_size
+from tcil.foundation.threads import in_this_thread
 
 Pair: TypeAlias = tuple[str, str]  # the names of a convolution and of the batch norm that reads it
 _Answer = TypeVar("_Answer")
@@ -42,9 +43,9 @@ def watch_pairs(model: nn.Module, run: Callable[[], _Answer]) -> tuple[list[Pair
         return note
 
     handles = [
-        module.register_forward_hook(note_output(name))
+        module.register_forward_hook(in_this_thread(note_output(name)))
         if isinstance(module, _CONVOLUTIONS)
-        else module.register_forward_pre_hook(note_input(name))
+        else module.register_forward_pre_hook(in_this_thread(note_input(name)))
         for name, module in plain.items()
     ]
     try:
@@ -61,7 +62,7 @@ def folded_copy(model: nn.Module, sample: Tensor) -> nn.Module:
     plain = copy.deepcopy(model).eval().requires_grad_(False)
     with torch.no_grad():
         pairs, expected = watch_pairs(plain, lambda: plain(sample))
-        with swapped(plain, pairs):
+        with swapped(plain, pairs, shared=False):
             try:
                 same = close(plain(sample), expected)
             except Exception:  # the network accesses a layer that was replaced
@@ -79,14 +80,20 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def swapped(model: nn.Module, pairs: Sequence[Pair]) -> Iterator[None]:
-    """Context in which the model runs with folded convolutions; its layers are restored on exit."""
-    replaced: list[tuple[nn.Module, str, nn.Module | None]] = []
+def swapped(model: nn.Module, pairs: Sequence[Pair], *, shared: bool = True) -> Iterator[None]:
+    """Context in which the model runs with folded convolutions; its layers are restored on exit.
+
+    Where the model may be `shared`, only this thread runs them: another one, which may be serving predictions, runs the
+    layers as they were.
+    """
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
 
     def swap(name: str, layer: nn.Module) -> None:
         home, _, last = name.rpartition(".")
-        parent = model.get_submodule(home)
-        replaced.append((parent, last, parent._modules[last]))
+        parent, before = model.get_submodule(home), model.get_submodule(name)
+        if shared:
+            layer.forward = in_this_thread(layer.forward, before)
+        replaced.append((parent, last, before))
         parent._modules[last] = layer
 
     try:

@@ -377,6 +377,28 @@ def test_threads_wait_for_each_other(blobs, shared):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+class Served(Plain):
+    """Before each of its passes but the first, another thread makes one of other images."""
+
+    passes = 0
+
+    def forward(self, x):
+        if threading.current_thread() is threading.main_thread():
+            self.passes += 1
+        if threading.current_thread() is threading.main_thread() and self.passes > 1:
+            other = threading.Thread(target=self, args=(torch.zeros(3, *x.shape[1:]),))
+            other.start()
+            other.join()
+        return super().forward(x)
+
+
+def test_passes_of_other_threads_do_not_disturb_a_fit(blobs):
+    alone = trained(Plain, blobs)
+    served = Served()
+    served.load_state_dict(alone.state_dict())
+    assert fit(served, blobs).temperature_ == fit(alone, blobs).temperature_ != 1.0
+
+
 class Checkpointed(Plain):
     def forward(self, x):
         return self.fc(torch.utils.checkpoint.checkpoint(self.backbone, x, use_reentrant=True))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tcil.foundation.arrays import check_finite, gap_and_size, looks_like_probabilities, mask_out
 from tcil.foundation.errors import invalid
+from tcil.foundation.threads import in_this_thread
 
 # How to get features: the name of a module, a function x -> features, or such a function with its head.
 FeatureSpec: TypeAlias = str | Callable[[Tensor], Tensor] | tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Any]]
@@ -134,9 +135,10 @@ class FeatureSource:
             seen.append(output)
 
         if self.body is not None:
-            handle = model.get_submodule(self.body).register_forward_hook(note_output)
+            handle = model.get_submodule(self.body).register_forward_hook(in_this_thread(note_output))
         else:
-            handle = model.get_submodule(self.heads[0]).register_forward_pre_hook(note_input, with_kwargs=True)
+            note = in_this_thread(note_input)
+            handle = model.get_submodule(self.heads[0]).register_forward_pre_hook(note, with_kwargs=True)
         try:
             logits = select_logits(model(*inputs, **options))
         finally:
@@ -316,7 +318,7 @@ def watch(model: nn.Module, x: Tensor, named: str | None = None) -> _Seen:
     try:
         for name, module in model.named_modules():
             with contextlib.suppress(RuntimeError):  # TorchScript modules do not accept hooks and are skipped
-                handles.append(module.register_forward_hook(note(name), with_kwargs=True))
+                handles.append(module.register_forward_hook(in_this_thread(note(name)), with_kwargs=True))
         output = model(x)
     finally:
         for handle in handles:

@@ -1,0 +1,27 @@
+"""What one thread does to a network that other threads use at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def in_this_thread(mine: Callable[..., Any], theirs: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A function that calls `mine` in the thread that made it, and `theirs` in all others; None does nothing there.
+
+    >>> import threading
+    >>> both = in_this_thread(lambda: print("mine"), lambda: print("theirs"))
+    >>> both()
+    mine
+    >>> (other := threading.Thread(target=both)).start(); other.join()
+    theirs
+    """
+    maker = threading.get_ident()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == maker:
+            return mine(*args, **kwargs)
+        return None if theirs is None else theirs(*args, **kwargs)
+
+    return call
