@@ -37,9 +37,11 @@ def test_code_of_the_guide_runs(task, tmp_path, monkeypatch):
         "x_reserve": task.test[0][rows],
         "y_reserve": task.test[1][rows],
         "new_classes": task.new_classes,
+        "x_stream": task.test[0][rows],
+        "x_test": task.test[0],
+        "y_test": task.test[1],
     }
-    assert len(blocks) == 2
-    space["x_stream"] = task.test[0][rows]
+    assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, "decisions.md", "exec"), space)
     labels, accepted = space["served"](task.test[0][:5])

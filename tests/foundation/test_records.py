@@ -33,7 +33,7 @@ class Outer(Record):
 
 
 INNER = Inner(1 / 3, 4, Colour.RED)
-OUTER = Outer(1234.5678, INNER, (INNER, INNER), (Colour.RED, Colour.RED), {"<old>": INNER})
+OUTER = Outer(1234.5678, INNER, (INNER, INNER, INNER), (Colour.RED, Colour.RED), {"<old>": INNER})
 
 
 def test_terminal():
@@ -41,10 +41,52 @@ def test_terminal():
         "Outer",
         "  a                1235",
         "  longer name      temperature 0.3333, verdict red",
-        "  steps            2 x Inner",
+        "  steps            3 x Inner",
         "  kinds            red, red",
         "  by group: <old>  temperature 0.3333, verdict red",
     ]
+
+
+@dataclass(frozen=True)
+class Answer(Record):
+    steps: tuple[Outer, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def message(self) -> str:
+        return "Accept from 0.5 on."
+
+
+def test_an_answer_is_told_in_words_first_with_the_fields_of_few_parts():
+    few = Answer((OUTER,), ("one, two", "three"))
+    assert str(few).splitlines() == [
+        "Answer",
+        "  in words     Accept from 0.5 on.",
+        "  steps        a 1235, longer name temperature 0.3333, verdict red, kinds red, red, by group 1 entries",
+        "  assumptions  one, two",
+        "  assumptions  three",
+    ]
+
+
+def test_decisions_and_grouped_scores_show_what_was_asked_for():
+    probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]), [0, 1, 1]
+    rule = tcil.decisions.ModelBasedThreshold(risk=0.25).fit(probs)
+    assert "Accept from 0.7 on" in str(rule.result_)
+    assert "threshold 0.7" in rule.result_._repr_html_()
+    groups = ["old", "new", "new"]
+    score = tcil.metrics.accuracy(probs, labels, groups=groups)
+    assert repr(score) == str(score) == "0.6667 (new 0.5, old 1)"
+    assert f"{score:.2f}" == "0.67"
+    assert repr(tcil.metrics.accuracy(probs, [0, 1, 0])) == "1.0"
+    bins = tcil.metrics.reliability_bins(probs, labels, n_bins=2, groups=groups)
+    assert str(bins).count("ReliabilityBins") == bins._repr_html_().count("<table>") == 3
+
+
+def test_a_wrapped_model_shows_its_temperature():
+    network = torch.nn.Linear(3, 2)
+    scaling = tcil.TemperatureScaling().fit(torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 0.0]]), torch.tensor([0, 1, 1]))
+    shown = str(scaling.wrap(network))
+    assert f"TemperatureMap(temperature={scaling.temperature_:.4g})" in shown
 
 
 def test_notebook():

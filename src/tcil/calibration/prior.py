@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from tcil.foundation.arrays import ArrayLike, Floats, as_classes, as_tensor, logits_and_columns
 from tcil.foundation.errors import invalid, shortened
 from tcil.foundation.options import Option
-from tcil.foundation.records import Record
+from tcil.foundation.records import Table
 
 _STEPS, _TOLERANCE = 10_000, 1e-12  # EM: maximum number of steps, and the gain in mean log-likelihood that ends it
 _WORST_CONDITION = 1e6  # condition number of a confusion matrix above which its inverse is not used
@@ -39,7 +39,7 @@ class PriorMethod(Option):
 
 
 @dataclass(frozen=True)
-class PriorEstimate(Record):
+class PriorEstimate(Table):
     """Class frequencies estimated from unlabelled images, for use as `prior=`.
 
     Attributes
@@ -66,6 +66,7 @@ class PriorEstimate(Record):
     (True, 400)
     """
 
+    columns: ClassVar[tuple[str, ...]] = ("classes", "prior", "errors")
     prior: tuple[float, ...]
     errors: tuple[float, ...]
     classes: tuple[int, ...]

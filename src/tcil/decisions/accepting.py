@@ -11,7 +11,7 @@ from torch import nn
 
 from tcil.decisions.costs import AcceptHead, Action, Costs, checked_costs
 from tcil.decisions.promises import ALL, NEW, OLD, ThresholdGroups
-from tcil.decisions.rules import DecisionRule, answer, check_open_share
+from tcil.decisions.rules import Bools, DecisionRule, answer, check_open_share
 from tcil.foundation.arrays import ArrayLike, whole_number
 from tcil.foundation.errors import invalid
 
@@ -52,6 +52,10 @@ class AcceptRule(DecisionRule[Result]):
                 raise invalid("top_k", f"{self.top_k} with costs", "1: a cost is that of one decision")
             if isinstance(self.risk, bool) or not isinstance(self.risk, int | float) or not 0 < self.risk < most:
                 raise invalid("risk", repr(self.risk), f"a mean cost above 0 and below {most:g}, the largest")
+
+    def _regions(self, new: Bools) -> tuple[str, ...]:
+        """What has a threshold of its own: all images, or each predicted group; in a first task there is one group."""
+        return (ALL,) if self.groups is ThresholdGroups.POOLED or new.all() else (OLD, NEW)
 
     def accept(self, probs: ArrayLike) -> Any:
         """Which predictions are accepted; for the others, ask a person.

@@ -11,7 +11,7 @@ import numpy as np
 
 from tcil.decisions.accepting import AcceptRule
 from tcil.decisions.costs import Action, Costs, checked_costs
-from tcil.decisions.promises import ALL, NEW, OLD, PromiseKind, ThresholdGroups
+from tcil.decisions.promises import ALL, NEW, PromiseKind, ThresholdGroups
 from tcil.decisions.rules import class_names, new_columns
 from tcil.foundation.arrays import ArrayLike, Floats, as_probabilities, as_tensor
 from tcil.foundation.errors import invalid
@@ -222,13 +222,13 @@ class ModelBasedThreshold(AcceptRule[ModelBasedResult]):
             checked_costs(self.costs, len(names))
         action = Action(self.top_k, cast(Costs | None, self.costs))
         scores = action.score(rows)
-        if self.groups is ThresholdGroups.POOLED:
-            found: tuple[ClaimedThreshold, ...] = (self._claimed(ALL, scores, action.unit),)
-        else:
-            if new_classes is None:
-                raise invalid("new_classes", "None with groups='predicted'", "the labels of the newest task")
-            said_new = action.decided_new(rows, new)
-            found = tuple(self._claimed(group, scores[said_new == (group == NEW)], action.unit) for group in (OLD, NEW))
+        if self.groups is ThresholdGroups.PREDICTED and new_classes is None:
+            raise invalid("new_classes", "None with groups='predicted'", "the labels of the newest task")
+        said_new = action.decided_new(rows, new)
+        found = tuple(
+            self._claimed(group, scores if group == ALL else scores[said_new == (group == NEW)], action.unit)
+            for group in self._regions(new)
+        )
         assumptions = (
             "the images are such as the rule will meet",
             "on average over accepted images, the claimed risk is too small by at most gamma",

@@ -251,7 +251,8 @@ class ConformalSets(DecisionRule[ConformalResult]):
         if self.by is SetGroups.CLASS:
             columns = np.arange(len(images.classes))
             return {str(images.classes[c]): (images.columns == c, columns == c) for c in columns}
-        return {OLD: (~images.is_new, ~images.new), NEW: (images.is_new, images.new)}
+        both = {OLD: (~images.is_new, ~images.new), NEW: (images.is_new, images.new)}
+        return {group: own for group, own in both.items() if own[1].any()}  # in a first task all classes are new
 
     def _threshold(self, group: str, scores: Floats, n_classes: int) -> SetThreshold:
         of_classes = n_classes if self.design is Design.STRATIFIED else None
@@ -333,6 +334,7 @@ class _SetHead(nn.Module):
     def forward(self, probs: Tensor) -> Tensor:
         """Which classes are in the set of each image, (N, K)."""
         inside = scores_of(probs, self.score, self.penalty, self.free_ranks) <= self.limits + ROUNDING
+        inside = inside | probs.isnan().any(dim=1, keepdim=True)  # nothing is known of such an image
         if self.allow_empty:
             return inside
         columns = torch.arange(probs.shape[1], device=probs.device)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 _LONGEST_LIST = 6  # longer lists of numbers are shown by their length
 _LONGEST_REPR = 60
+_MOST_PARTS = 2  # records inside another that are shown by their fields; of more, the number
 
 
 class Record:
@@ -31,12 +32,18 @@ class Record:
     """
 
     def rows(self) -> list[tuple[str, str]]:
-        """The names and values to show, as text."""
+        """The names and values to show, as text; a `message` of its own first."""
         shown = list[tuple[str, str]]()
+        if isinstance(message := getattr(self, "message", None), str):
+            shown.append(("in words", message))
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             name, value = field.name.replace("_", " "), getattr(self, field.name)
             if isinstance(value, Mapping):
                 shown += [(f"{name}: {key}", as_text(part)) for key, part in value.items()]
+            elif isinstance(value, tuple) and 0 < len(value) <= _MOST_PARTS and _all_records(value):
+                shown += [(name, part.in_full()) for part in value]
+            elif isinstance(value, tuple) and any(isinstance(part, str) and ", " in part for part in value):
+                shown += [(name, as_text(part)) for part in value]
             else:
                 shown.append((name, as_text(value)))
         return shown
@@ -46,6 +53,11 @@ class Record:
         fields = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         wanted = [name for name in fields if name == fields[0] or name in ("verdict", "verdicts")]
         return ", ".join(f"{name.replace('_', ' ')} {as_text(getattr(self, name))}" for name in wanted)
+
+    def in_full(self) -> str:
+        """One line with all fields, but for those that hold several records."""
+        fields = [(field.name.replace("_", " "), getattr(self, field.name)) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return ", ".join(f"{name} {as_text(value)}" for name, value in fields if not _all_records(value))
 
     def __str__(self) -> str:
         rows = self.rows()
@@ -62,12 +74,13 @@ class Record:
 
 
 class Table(Record):
-    """A record whose fields `columns` are arrays of the same length; prints as a table with one line per entry."""
+    """A record whose fields `columns` are arrays or tuples of one length; prints as a table with a line per entry."""
 
     columns: ClassVar[tuple[str, ...]]
 
     def _cells(self) -> list[list[str]]:
-        numbers_ = zip(*(getattr(self, name).tolist() for name in self.columns), strict=True)
+        values = [getattr(self, name) for name in self.columns]
+        numbers_ = zip(*(value.tolist() if hasattr(value, "tolist") else value for value in values), strict=True)
         return [list(self.columns), *([as_text(value) for value in row] for row in numbers_)]
 
     def __str__(self) -> str:
@@ -81,6 +94,11 @@ class Table(Record):
         rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in body)
         names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
         return f"<table><caption>{html.escape(type(self).__name__)}</caption><tr>{names}</tr>{rows}</table>"
+
+
+def _all_records(value: Any) -> bool:
+    """Whether it is a list of records, which has no short text."""
+    return isinstance(value, tuple | list) and bool(value) and all(isinstance(part, Record) for part in value)
 
 
 def as_text(value: Any) -> str:
@@ -102,7 +120,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, Record):
         return value.in_short()
     if isinstance(value, (tuple, list, range)):
-        if value and isinstance(value[0], Record):
+        if _all_records(value):
             return f"{len(value)} x {type(value[0]).__name__}"
         if len(value) <= _LONGEST_LIST or isinstance(value[0], str):
             return ", ".join(map(as_text, value))

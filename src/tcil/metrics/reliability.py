@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -52,6 +53,15 @@ class ReliabilityBins(Table):
     confidence: Floats
     accuracy: Floats
     by_group: Mapping[Any, ReliabilityBins] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A table of all samples, and one of each group."""
+        parts = [f"{group}: {bins}" for group, bins in self.by_group.items()]
+        return "\n".join([super().__str__(), *parts])
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>{html.escape(str(group))}</p>{bins._repr_html_()}" for group, bins in self.by_group.items()]
+        return "".join([super()._repr_html_(), *parts])
 
 
 def reliability_bins(

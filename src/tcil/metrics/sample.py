@@ -44,6 +44,8 @@ class Score(float):
     >>> score = metrics.accuracy(probs, labels, groups=["old", "old", "new"])
     >>> round(score, 4), dict(score.by_group)
     (0.6667, {'new': 1.0, 'old': 0.5})
+    >>> score
+    0.6667 (new 1, old 0.5)
     """
 
     by_group: Mapping[Any, float]
@@ -56,6 +58,13 @@ class Score(float):
 
     def __reduce__(self) -> Any:
         return type(self), (float(self), dict(self.by_group))
+
+    def __repr__(self) -> str:
+        """The number; with groups rounded, and the value of each."""
+        if not self.by_group:
+            return super().__repr__()
+        told = ", ".join(f"{group} {value:.4g}" for group, value in self.by_group.items())
+        return f"{float(self):.4g} ({told})"
 
 
 Result = TypeVar("Result")

@@ -156,6 +156,11 @@ class CalibrationMap(nn.Module):
         """Whether the arrays can be those of a fit on `n_classes` classes; checked when a file is loaded."""
         return all(bool(torch.isfinite(value).all()) for value in self.buffers())
 
+    def extra_repr(self) -> str:
+        """The numbers that define the map, for `print(model)`; arrays are left out."""
+        single = {name: value for name, value in self.named_buffers() if value.is_floating_point() and not value.ndim}
+        return ", ".join(f"{name}={float(value):.4g}" for name, value in single.items())
+
     def set_state(self, **state: Tensor) -> None:
         """Register the arrays that define the map."""
         for name, value in state.items():

@@ -171,6 +171,8 @@ class RiskThreshold(AcceptRule[RiskThresholdResult]):
             raise invalid("search", "'sequence' alone", "candidates, or reference images to take them from", advice)
         action = Action(self.top_k, cast(Costs | None, self.costs))
         ends, words = mixture_ends(self.mixture)
+        if ends is not None and images.new.all():  # a first task: images of old classes cannot come
+            ends, words = ((0.0, 1.0),), "all classes are new"
         if new_classes is None and (ends is not None or self.groups is ThresholdGroups.PREDICTED):
             advice = "Or say mixture='as_sampled' if the images are one draw of what the rule will meet."
             raise invalid("new_classes", "None", "the labels of the newest task", advice)
@@ -181,7 +183,7 @@ class RiskThreshold(AcceptRule[RiskThresholdResult]):
                     "labels",
                     f"no image of {'an' if group == OLD else 'a'} {group} class",
                     f"images of {group} classes that were not trained on, since the rule will meet such",
-                    "Without them only ModelBasedThreshold has an answer."
+                    "Without them ModelBasedThreshold has an answer, and with mixture='as_sampled' this rule."
                     if group == OLD
                     else "Validation images that did not fit the calibrator will do.",
                 )
@@ -192,9 +194,9 @@ class RiskThreshold(AcceptRule[RiskThresholdResult]):
         other = None if reference is None else as_probabilities(reference, "reference")
         if other is not None and other.shape[1] != n_classes:
             raise invalid("reference", f"{other.shape[1]} columns", f"{n_classes}, as probs has")
-        regions = (ALL,) if self.groups is ThresholdGroups.POOLED else (OLD, NEW)
+        regions = self._regions(images.new)
         error = (1.0 - self.confidence) / len(regions)
-        search = ThresholdSearch(_test_of(self, action), Search(self.search), action, images, error)
+        search = ThresholdSearch(_test_of(self, action, ends), Search(self.search), action, images, error)
         groups, steps = self._sample(ends, images)
         smallest_group = len(images.columns) if ends is None else min(n for n in counts.values() if n)
         tried = {region: self._tried(action, images, other, region, smallest_group) for region in regions}
@@ -257,8 +259,7 @@ class RiskThreshold(AcceptRule[RiskThresholdResult]):
         )
 
 
-def _test_of(rule: RiskThreshold, action: Action) -> RiskTest:
-    ends, _ = mixture_ends(rule.mixture)
+def _test_of(rule: RiskThreshold, action: Action, ends: Ends | None) -> RiskTest:
     plain = rule.top_k == 1 and rule.costs is None
     return RiskTest(rule.risk / action.unit, ends, Design(rule.design), action.zero_one, plain)
 
@@ -318,7 +319,7 @@ def smallest_reserve(
     rule = RiskThreshold(risk=risk, confidence=confidence, groups=groups, mixture=mixture, design=design, search=search)
     n = whole_number(n_candidates, "n_candidates", 1)
     regions = (ALL,) if rule.groups is ThresholdGroups.POOLED else (OLD, NEW)
-    test = _test_of(rule, Action(1, None))
+    test = _test_of(rule, Action(1, None), mixture_ends(rule.mixture)[0])
     error = (1.0 - rule.confidence) / len(regions)
     level = error if rule.search is Search.SEQUENCE else error / n
     return max(begins_at(test, region, level) for region in regions)
