@@ -153,7 +153,7 @@ class TestContrast:
     @staticmethod
     def shrunk(factor, n_tasks=6):
         """PACT over tasks of one kind, after one without old classes; later the logits of new classes are shrunk."""
-        pact, results = tcil.PACT(), []
+        history, results = None, []
         for task in range(n_tasks):
             world = World(6.0 if task else 1.0)
             with torch.no_grad():
@@ -164,9 +164,11 @@ class TestContrast:
             labels = new_labels(2000) if task else torch.arange(2000) % K
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", tcil.CalibrationWarning)
-                pact.partial_fit(
-                    world.model, world.memory(), world.draw(labels), NEW if task else range(K), imbalance=6
-                )
+                pact = tcil.PACT().fit(
+                    world.model, world.memory(), world.draw(labels), NEW if task else range(K), imbalance=6,
+                    history=history,
+                )  # fmt: skip
+            history = pact.history_
             results.append(pact.result_)
         return results[1:]
 
@@ -390,16 +392,18 @@ class TestHistory:
         assert again.temperature_ < moved.temperature_ < math.exp(elsewhere["log_temperature"][0])
 
     def test_a_repeated_partial_fit_replaces_the_last_one(self, tmp_path):
-        """As after a wrong argument in a notebook, or a crash between save and the next task."""
+        """As after a wrong argument or more training in a notebook, or a crash between save and the next task."""
         world = World(20.0, seed=5)
         memory, valid = world.memory(), world.draw(new_labels(100))
+        earlier = world.draw(torch.arange(40) % 2)
         once, twice = tcil.PACT(), tcil.PACT()
-        twice.partial_fit(world.model, memory, valid, NEW, imbalance=2.0)
         for pact in (once, twice):
-            pact.partial_fit(world.model, memory, valid, NEW, imbalance=20.0)
-        assert twice.result_ == once.result_
+            pact.partial_fit(world.model, memory, earlier, [0, 1], imbalance=20.0)
         with torch.no_grad():
             world.model.bias += 1e-4  # the next task
+        twice.partial_fit(world.model, memory, valid, NEW, imbalance=2.0)
+        with torch.no_grad():
+            world.model.bias += 1e-4  # trained a little more
         once.partial_fit(world.model, memory, valid, NEW, imbalance=20.0)
         twice.partial_fit(world.model, memory, valid, NEW, imbalance=3.0)
         twice = tcil.load(twice.save(tmp_path / "pact.json"))
@@ -407,6 +411,7 @@ class TestHistory:
         assert twice.result_ == once.result_
         assert twice.history_ == once.history_
         assert "before" not in once.history_["before"]
+        assert once.history_["before"]["new_classes"] == [0, 1]
         with pytest.raises(ValueError, match="history: got"):
             tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history={**once.history_, "before": {}})
         held = world.draw(torch.arange(40) % 2)  # another task of a network that is frozen

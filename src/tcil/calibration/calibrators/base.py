@@ -115,8 +115,8 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
 
         Equivalent to `fit(..., history=...)` with the history that this calibrator stores, which `save` and `load`
         include. For methods that do not use earlier tasks, it is the same as `fit`. `fit` without `history` starts
-        over. PACT notices if network and new classes are those of its last fit: the fit is then repeated, and
-        takes the place of the last one.
+        over. PACT notices if the new classes are those of its last fit, as when a task was trained a little more:
+        the fit then takes the place of the last one.
 
         Parameters
         ----------

@@ -343,15 +343,14 @@ class PACT(Calibrator[PACTResult]):
         return self
 
     def _earlier(self, *args: Any, **kwargs: Any) -> History | None:
-        """What the task before left; where this very task was fitted last, what that fit began with."""
+        """What the task before left. Where the last fit had the same new classes, on these weights or on others, it was
+        of this very task: then what that fit began with.
+        """
         history = super()._earlier(*args, **kwargs)
         if history is None or "before" not in history:
             return history
         given = inspect.signature(self.fit).bind_partial(*args, **kwargs).arguments
-        model, new = given.get("model"), given.get("new_classes")
-        if not isinstance(model, nn.Module) or history["model"] != weights_hash(model):
-            return history
-        again = sorted(as_new_classes(new)) == history.get("new_classes")
+        again = sorted(as_new_classes(given.get("new_classes"))) == history.get("new_classes")
         return cast("History | None", history["before"]) if again else history
 
     def _read_reserve(
