@@ -364,11 +364,17 @@ class TestLabels:
         new = [seen[c] for c in task.new_classes]
         calibrator = tcil.TCIL().fit(model.eval(), memory, valid, new, columns=seen)
         plain = fit(task)
-        assert calibrator.classes_ == tuple(seen)
+        assert calibrator.classes_ == calibrator.columns_ == tuple(seen)
+        assert plain.columns_ is None
         assert calibrator.temperature_ == pytest.approx(plain.temperature_, rel=1e-5)
         wrapped = calibrator.wrap(model)(task.test[0][:9])
         assert torch.allclose(wrapped, plain.wrap(task.model)(task.test[0][:9]), atol=1e-4)
         logits, labels = tcil.predict_logits(model, valid, columns=seen)
+        assert torch.equal(tcil.predict_logits(model, valid, calibrator=calibrator)[0], logits)
+        with pytest.raises(ValueError, match="calibrator: got a calibrator beside classes; expected one of the two"):
+            tcil.predict_logits(model, valid, calibrator=calibrator, classes=seen)
+        with pytest.raises(tcil.NotFittedError):
+            tcil.predict_logits(model, valid, calibrator=tcil.TCIL())
         assert torch.allclose(logits, tcil.predict_logits(task.model, task.valid, classes=range(6))[0], atol=1e-4)
         accuracy = tcil.metrics.accuracy(calibrator.predict_proba(logits), labels, classes=calibrator.classes_)
         assert accuracy == tcil.metrics.accuracy(plain.predict_proba(logits), task.valid[1])

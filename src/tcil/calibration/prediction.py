@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy.typing as npt
 import torch
@@ -19,6 +19,20 @@ from tcil.foundation.arrays import Ints, classes_and_columns, label_columns, pic
 from tcil.foundation.errors import invalid
 
 
+class FittedClasses(Protocol):
+    """A fitted calibrator, as far as it says which columns of a head it was fitted on."""
+
+    @property
+    def classes_(self) -> tuple[int, ...]:
+        """The label of each class."""
+        ...
+
+    @property
+    def columns_(self) -> tuple[int, ...] | None:
+        """Their columns in the head; None for the first ones."""
+        ...
+
+
 @overload
 def predict_logits(
     model: nn.Module,
@@ -26,6 +40,7 @@ def predict_logits(
     *,
     classes: Iterable[Any] | None = None,
     columns: Iterable[Any] | None = None,
+    calibrator: FittedClasses | None = None,
     batch_size: int = 256,
     device: str | torch.device | None = None,
     unpack: Unpack | None = None,
@@ -38,6 +53,7 @@ def predict_logits(
     *,
     classes: Iterable[Any] | None = None,
     columns: Iterable[Any] | None = None,
+    calibrator: FittedClasses | None = None,
     batch_size: int = 256,
     device: str | torch.device | None = None,
     unpack: Unpack | None = None,
@@ -49,6 +65,7 @@ def predict_logits(
     *,
     classes: Iterable[Any] | None = None,
     columns: Iterable[Any] | None = None,
+    calibrator: FittedClasses | None = None,
     batch_size: int = 256,
     device: str | torch.device | None = None,
     unpack: Unpack | None = None,
@@ -71,6 +88,8 @@ def predict_logits(
     columns : iterable of int, optional
         The logit columns of the classes, for a wider head. If a fixed head has a column for every label, pass the
         labels seen so far.
+    calibrator : fitted calibrator, optional
+        Takes the classes and columns on which it was fitted, in place of `classes` and `columns`.
     batch_size : int
         Rows per forward pass; not used for loaders, which have their own batches.
     device : str or torch.device, optional
@@ -94,6 +113,11 @@ def predict_logits(
     >>> logits.shape, labels.shape
     (torch.Size([10, 3]), torch.Size([10]))
     """
+    if calibrator is not None:
+        if classes is not None or columns is not None:
+            given = f"a calibrator beside {'classes' if classes is not None else 'columns'}"
+            raise invalid("calibrator", given, "one of the two")
+        classes, columns = calibrator.classes_, calibrator.columns_
     names, places = classes_and_columns(classes, columns)
     batch_size = whole_number(batch_size, "batch_size", 1)
     with random_state.preserved(data):

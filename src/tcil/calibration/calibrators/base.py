@@ -61,7 +61,9 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
     Attributes
     ----------
     classes_ : tuple of int
-        The label of each logit column.
+        The label of each class, in the order of the columns of `predict_proba`.
+    columns_ : tuple of int or None
+        Their columns in the network's head, if `columns` was given to `fit`; None for the first ones.
     result_ : dataclass
         The result of `fit`, with its verdicts.
     history_ : dict or None
@@ -97,6 +99,11 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
     def classes_(self) -> tuple[int, ...]:
         """The label of each logit column."""
         return self._fit_state.classes
+
+    @property
+    def columns_(self) -> tuple[int, ...] | None:
+        """The head's column of each class, if `columns` was given to `fit`; None for the first ones."""
+        return self._fit_state.columns
 
     @property
     def result_(self) -> Result:
