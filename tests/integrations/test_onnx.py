@@ -147,6 +147,29 @@ class TestIsotonic:
         assert found.largest_difference > 0.01
 
 
+def test_huge_logits_may_differ_by_their_rounding(tmp_path):
+    """Random inputs times 1000 give logits of thousands, whose last digits are probabilities."""
+    generator = torch.Generator().manual_seed(0)
+    network = nn.Sequential(nn.Linear(K, 64), nn.ReLU(), nn.Linear(64, K))
+    for parameter in network.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    calibrated = tcil.TemperatureScaling().fit(*overlapping(), classes=range(K)).wrap(network)
+    x = torch.randn(32, K, generator=generator)
+    path = onnx.export(calibrated, tmp_path / "model.onnx", x[:4])
+    found = [onnx.verify(calibrated, path, x, seed=seed) for seed in range(5)]
+    assert all(one.agrees and one.largest_difference <= one.tolerance for one in found), found
+    with torch.no_grad():
+        network[2].weight *= 1.001
+    assert not onnx.verify(calibrated, path, x).agrees
+
+
+def test_a_model_with_a_decision_rule_is_exported_otherwise(tmp_path):
+    rule = tcil.decisions.ModelBasedThreshold(risk=0.5).fit(torch.full((4, K), 1 / K))
+    deciding = rule.wrap(nn.Identity(), calibrated=False)
+    with pytest.raises(ValueError, match=r"calibrated: got DecidingModel.* torch\.onnx\.export\(\.\.\., dynamo=True\)"):
+        onnx.export(deciding, tmp_path / "model.onnx", torch.zeros(2, K))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

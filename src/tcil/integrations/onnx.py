@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration.calibrators import CalibratedModel
-from tcil.foundation.arrays import whole_number
+from tcil.decisions.rules import DecidingModel
+from tcil.foundation.arrays import Floats, whole_number
 from tcil.foundation.errors import invalid
 from tcil.foundation.records import Record
 from tcil.integrations.extras import missing_extra
@@ -34,6 +35,7 @@ __all__ = ["OUTPUTS", "Verification", "export", "verify"]
 OUTPUTS = ("probabilities", "log_probabilities", "label")
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 _SIZES = (1e-3, 1.0, 1e3)  # by which random inputs are multiplied
+_UNITS = 4.0  # of rounding
 _TOLERANCE = {"float32": 1e-5, "float64": 1e-5}  # the network itself runs in float32 in both
 
 
@@ -44,7 +46,7 @@ class Verification(Record):
     Attributes
     ----------
     largest_difference : float
-        Between probabilities, over all rows compared.
+        Between probabilities, over the rows whose rounding stays below the tolerance.
     same_labels : float
         The share of rows with the same prediction. Rows whose two best probabilities are closer than the tolerance
         are not counted.
@@ -53,7 +55,8 @@ class Verification(Record):
     tolerance : float
         What `largest_difference` may be at most.
     agrees : bool
-        Whether both hold: the probabilities within the tolerance, and every prediction.
+        Whether all hold: the probabilities within the tolerance, those of rows with huge logits within their own
+        rounding, and every prediction.
 
     Examples
     --------
@@ -190,7 +193,8 @@ def verify(
     seed : int
         For the random rows. No random state is touched.
     tolerance : float, optional
-        What probabilities may differ by. Default: 1e-5, which the rounding of a network in float32 stays below.
+        What probabilities may differ by. Default: 1e-5, which the rounding of a network in float32 stays below as long
+        as its logits over T are below 20. For larger ones, as of random inputs times 1000, their rounding is allowed.
 
     Returns
     -------
@@ -208,28 +212,40 @@ def verify(
     missing = set(OUTPUTS) - {entry.name for entry in session.get_outputs()}
     if missing:
         raise invalid("path", f"a model without the outputs {sorted(missing)}", "one written by export")
-    largest, alike, counted, rows = 0.0, 0, 0, 0
+    largest, within, alike, counted, rows = 0.0, True, 0, 0, 0
     served = _Served(calibrated)
     allowed = _TOLERANCE[_TYPES.get(calibrated.calibration.dtype, "float64")] if tolerance is None else tolerance
     with _evaluated(served), torch.no_grad():
         for batch in _batches(inputs, n_random, torch.Generator().manual_seed(seed)):
-            ours, _, label = served(*batch)
+            ours, log_ours, label = served(*batch)
             fed = {name: part.numpy() for name, part in zip(names, batch, strict=True)}
             theirs, _, their_label = session.run(list(OUTPUTS), fed)
             expected = ours.cpu().double().numpy()
-            gap = np.abs(expected - theirs)
-            largest = max(largest, float(gap.max()) if np.isfinite(theirs).all() else float("inf"))
+            gap = np.where(np.isfinite(theirs), np.abs(expected - theirs), np.inf).max(axis=1)
+            rounding = _rounding(log_ours.cpu().double().numpy())
+            largest = max(largest, float(gap[rounding <= allowed].max(initial=0.0)))
+            within = within and bool((gap <= np.maximum(rounding, allowed)).all())
             best = np.sort(expected, axis=1)
-            clear = best[:, -1] - best[:, -2] > 2 * allowed
+            clear = best[:, -1] - best[:, -2] > 2 * np.maximum(rounding, allowed)
             alike += int(((label.cpu().numpy() == their_label) & clear).sum())
             counted, rows = counted + int(clear.sum()), rows + len(expected)
     share = alike / counted if counted else 1.0
-    return Verification(largest, share, rows, allowed, largest <= allowed and share == 1.0)
+    return Verification(largest, share, rows, allowed, within and share == 1.0)
+
+
+def _rounding(log_probs: Floats) -> Floats:
+    """What the rounding of a network in float32 may change in each row: some units of its largest logit over T."""
+    finite = np.where(np.isfinite(log_probs), np.abs(log_probs), 0.0)
+    rounding: Floats = _UNITS * np.finfo(np.float32).eps * finite.max(axis=1)
+    return rounding
 
 
 def _checked(calibrated: Any, example: Any) -> tuple[Tensor, ...]:
     if not isinstance(calibrated, CalibratedModel):
-        raise invalid("calibrated", type(calibrated).__name__, "what calibrator.wrap(model) gives")
+        advice = "Export a model with a decision rule by torch.onnx.export(..., dynamo=True)."
+        is_rule = isinstance(calibrated, DecidingModel)
+        given, expected = type(calibrated).__name__, "what calibrator.wrap(model) gives"
+        raise invalid("calibrated", given, expected, advice if is_rule else "")
     if isinstance(example, Mapping):
         given, names = ", ".join(map(str, example)), [str(name) for name in example]
         advice = f"Pass example=({given}) in the order of the model's arguments, and input_names={names} to export."
