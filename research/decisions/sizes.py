@@ -13,10 +13,10 @@ from research import ROOT
 from tcil.decisions import smallest_reserve
 from tcil.decisions.bounds import conformal_begins_at
 from tcil.experiments.reporting.collect import read_runs
+from tcil.experiments.runs.results import RISKS
 from tcil.foundation.files import replace_file
 
 OUT = ROOT / "docs/results/decisions"
-RISKS = (0.05, 0.1, 0.2)
 MIXTURE = {"old": 0.8, "new": 0.2}
 RULES: dict[str, dict[str, Any]] = {
     "one threshold, chosen beforehand": {"n_candidates": 1},

@@ -16,10 +16,10 @@ from tcil.decisions import ConformalSets, RiskThreshold
 from tcil.experiments.reporting.collect import read_runs, studies
 from tcil.experiments.runs.decide import decision_figures
 from tcil.experiments.runs.entries import FinishedTask
+from tcil.experiments.runs.results import RISKS
 from tcil.foundation.files import replace_file
 
 OUT = ROOT / "docs/results/decisions"
-RISKS = (0.05, 0.1, 0.2)
 RESERVE, SPLITS = 20, 20  # images of each class that play the reserve, and how often they are drawn anew
 
 

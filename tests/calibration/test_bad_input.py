@@ -496,3 +496,14 @@ def test_an_error_of_the_model_says_what_it_was_run_on(which):
     with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
         tcil.TCIL().fit(torch.nn.Linear(5, 4), **(given | {which: (inputs[:, :3], labels)}), new_classes=[2, 3])
     assert any(f"{which}: the model was run on inputs of shape (" in note for note in caught.value.__notes__)
+
+
+def test_names_of_classes_are_told_from_other_labels():
+    model, x = nn.Linear(4, 3), torch.randn(6, 4)
+    for labels in (np.array(["cat", "dog"] * 3), np.array(["cat", "dog"] * 3, dtype=object)):
+        with pytest.raises(ValueError, match=r"data labels: got ndarray of dtype .* Map names of classes to whole"):
+            tcil.predict_logits(model, (x, labels))
+    with pytest.raises(ValueError, match=r"data labels: got str; .* Map names of classes to whole numbers"):
+        tcil.predict_logits(model, [(row, "cat") for row in x])
+    with pytest.raises(ValueError, match=r"probs: got .* of dtype complex128; expected a tensor or .* of numbers\.$"):
+        tcil.metrics.accuracy(np.ones((2, 2), dtype=complex), [0, 1])

@@ -63,6 +63,9 @@ _NEAR = 0.02  # relative distance to a usual mask value that a logit added to it
 _OTHER_MASK, _FEWEST_MASKED = -1e3, 10  # of a set of logits for a warning
 
 
+_NUMBER_NAMES = "Map names of classes to whole numbers first, such as {'cat': 0, 'dog': 1}."
+
+
 def as_tensor(value: object, argument: str) -> Tensor:
     """Convert a tensor, numpy array or nested list of real numbers to a tensor, without copying if possible."""
     if torch.get_default_device().type == "meta":
@@ -71,16 +74,17 @@ def as_tensor(value: object, argument: str) -> Tensor:
     if isinstance(value, Tensor):
         return _plain(value, argument).detach()
     if isinstance(value, (str, bytes)) or value is None:
-        raise invalid(argument, type(value).__name__, "a tensor or a numpy array")
+        advice = "" if value is None else _NUMBER_NAMES
+        raise invalid(argument, type(value).__name__, "a tensor or a numpy array", advice)
     refuse_hidden(value, argument)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise invalid(argument, f"{type(value).__name__} ({error})", "a tensor or a numpy array") from None
     if array.dtype == object or array.dtype.kind not in "fiub":
-        raise invalid(
-            argument, f"{type(value).__name__} of dtype {array.dtype}", "a tensor or a numpy array of numbers"
-        )
+        named = array.dtype.kind in "US" or (array.size and isinstance(array.flat[0], str))
+        given, advice = f"{type(value).__name__} of dtype {array.dtype}", _NUMBER_NAMES if named else ""
+        raise invalid(argument, given, "a tensor or a numpy array of numbers", advice)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has nothing wider
         with np.errstate(over="ignore"):
             array = array.astype(np.float64)

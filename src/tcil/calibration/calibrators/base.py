@@ -370,6 +370,8 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             advice = "Fit again after every change of the weights, or pass force=True to skip this check."
             if returns_calibrated(model):
                 advice = "It is calibrated already: pass the network that was wrapped."
+            elif any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
+                advice += " If it was converted to another dtype, wrap it first: calibrator.wrap(model).half()."
             raise WeightsMismatchError(
                 f"model: its weights are not those that this {type(self).__name__} was fitted on (hash {digest}). "
                 f"{advice}"

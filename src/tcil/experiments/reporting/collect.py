@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from tcil.experiments.runs.catalogue import ALL_DATA, Heading, in_order
+from tcil.experiments.runs.catalogue import ALL_DATA, AS_TRAINED, Heading, in_order
 from tcil.experiments.runs.records import JsonObject, parse
 from tcil.experiments.runs.results import RunResult, StoredSettings
 from tcil.experiments.runs.store import RunFolder, StoredRun, check_format
@@ -87,7 +87,7 @@ class Study:
     @property
     def vanilla(self) -> str:
         """Vanilla as in the paper, trained on all the data, where every seed has it; else on what validation leaves."""
-        return ALL_DATA if all(ALL_DATA in run.titles() for run in self.runs) else "vanilla"
+        return ALL_DATA if all(ALL_DATA in run.titles() for run in self.runs) else AS_TRAINED
 
     def titles(self) -> dict[str, Heading]:
         """Calibrators of any of the runs."""

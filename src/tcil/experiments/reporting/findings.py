@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from tcil.experiments.reporting.collect import Study
 from tcil.experiments.reporting.guessing import Guessing, guessing
 from tcil.experiments.reporting.statistics import Spread, paired_difference
-from tcil.experiments.runs.catalogue import ALL_DATA, AS_TRAINED
+from tcil.experiments.runs.catalogue import ALL_DATA, AS_TRAINED, ORACLE
 from tcil.experiments.runs.results import RANKED, Bins, CalibratorRow
 
-ORACLE = "optimal-ts"
 LEVEL = 0.05  # points: a smaller difference rounds to 0.0
 FEWEST = 20  # images of a group in a task below which its error says nothing
 _GROUPS_NOT_KNOWN = (

@@ -10,7 +10,7 @@ from tcil.experiments.reporting.collect import Study
 from tcil.experiments.runs.catalogue import AS_TRAINED, CATALOGUE
 from tcil.experiments.runs.results import CalibratorRow, TaskResult
 
-LEVEL = 0.05  # of the test
+SIGNIFICANCE = 0.05  # of the test
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Guessing:
         return (
             f"{self.count} of {self.networks} networks {'are' if self.count > 1 else 'is'} no better than guessing"
             f" ({which} has an accuracy of {100 * self.accuracy:.1f} % on {self.images:,} test images of"
-            f" {self.classes} classes after task {self.task}; one-sided binomial test, {100 * LEVEL:g} %)"
+            f" {self.classes} classes after task {self.task}; one-sided binomial test, {100 * SIGNIFICANCE:g} %)"
         )
 
 
@@ -83,7 +83,7 @@ def above_chance(accuracy: float, images: int, classes: int) -> bool:
     if classes < 2:
         return True
     correct = round(accuracy * images)
-    return float(stats.binomtest(correct, images, 1 / classes, alternative="greater").pvalue) <= LEVEL
+    return float(stats.binomtest(correct, images, 1 / classes, alternative="greater").pvalue) <= SIGNIFICANCE
 
 
 def _as_trained(task: TaskResult) -> CalibratorRow | None:

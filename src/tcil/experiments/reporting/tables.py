@@ -9,14 +9,13 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from tcil.experiments.reporting.collect import Study, shown, studies
-from tcil.experiments.reporting.findings import ORACLE, noise_floor
+from tcil.experiments.reporting.findings import noise_floor
 from tcil.experiments.reporting.grids import Cell, Grid, Row
 from tcil.experiments.reporting.guessing import guessing
 from tcil.experiments.reporting.statistics import Spread, paired_difference
-from tcil.experiments.runs.catalogue import ALL_DATA, OLD_DATA, Heading, in_order
-from tcil.experiments.runs.catalogue import ORACLE as ORACLE_BLOCK
+from tcil.experiments.runs.catalogue import ALL_DATA, OLD_DATA, ORACLE, ORACLE_BLOCK, Heading, in_order
 from tcil.experiments.runs.reasons import NoAnswer, in_common
-from tcil.experiments.runs.results import RANKED, WITH_OPTIONS, first_task
+from tcil.experiments.runs.results import RANKED, RISKS, WITH_OPTIONS, first_task
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.errors import invalid
 from tcil.foundation.options import Verdict
@@ -215,9 +214,6 @@ def by_task(study: Study, metric: str) -> Grid:
     if start := first_task(metric):
         rows = [replace(row, cells=(*[Cell(words="-")] * start, *row.cells[start:])) for row in rows]
     return Grid(f"{study.title}: {COLUMNS[metric]} by task, %", columns, tuple(rows))
-
-
-RISKS = (0.05, 0.1, 0.2)  # that thresholds promise in tables
 
 
 def decisions(study: Study) -> list[Grid]:

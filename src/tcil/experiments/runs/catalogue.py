@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from tcil.experiments.runs.results import RANKED, WITH_OPTIONS
 
-ORACLE, OLD_DATA = "oracle", "with old-task validation data"
+ORACLE_BLOCK, OLD_DATA = "oracle", "with old-task validation data"
 AS_TRAINED = "vanilla"  # the row of the network as trained
+ORACLE = "optimal-ts"  # the row of the best temperature
 ALL_DATA = "vanilla-all-data"  # Vanilla of a second run, without a validation set
 ALL_DATA_TITLE = "Vanilla, all data"
 
@@ -38,9 +39,9 @@ CATALOGUE = {
     "statistics-ts": Description(
         "Statistics TS", "temperature scaling with old classes drawn from statistics of frozen features"
     ),
-    "optimal-ts": Description("Optimal TS", "temperature scaling on the test set: the oracle", ORACLE),
+    ORACLE: Description("Optimal TS", "temperature scaling on the test set: the oracle", ORACLE_BLOCK),
     "optimal-group-ts": Description(
-        "Optimal group TS", "one temperature per predicted group, old or new, on the test set", ORACLE
+        "Optimal group TS", "one temperature per predicted group, old or new, on the test set", ORACLE_BLOCK
     ),
     "reserve-ts": Description("Reserve TS", "temperature scaling with a reserve of old-task data", OLD_DATA),
     "reserve-group-ts": Description(

@@ -13,10 +13,8 @@ from torch import Tensor
 import tcil
 from tcil.decisions import ConformalSets, Design, ModelBasedThreshold, PromiseKind, RiskThreshold
 from tcil.experiments.runs.entries import FinishedTask
-from tcil.experiments.runs.results import ALL, COVERAGES, NEW, OLD, DecisionFigures, RiskFigure, SetFigure
+from tcil.experiments.runs.results import ALL, ALPHA, COVERAGES, NEW, OLD, RISKS, DecisionFigures, RiskFigure, SetFigure
 
-RISKS = (0.05, 0.1, 0.2)
-ALPHA = 0.1
 Probabilities = Callable[[Tensor], Tensor]
 
 

@@ -56,9 +56,7 @@ class TaskLogits:
 def evaluate(model: nn.Module, dataset: Dataset, stream: TaskStream, task: Task, memory: Memory) -> TaskLogits:
     """One forward pass over everything that calibrators and metrics read."""
     pixels, seen = Pixels(dataset), range(task.columns.stop)
-    of_class = torch.full((dataset.n_classes,), -1)
-    of_class[torch.tensor(stream.order)] = torch.arange(len(stream.order))
-    columns = of_class[dataset.test.labels]
+    columns = stream.column_of(dataset.test.labels)
     rows = ((columns >= 0) & (columns < seen.stop)).nonzero().squeeze(1)
 
     def logits(part: ImageSet, rows: Tensor, columns: Tensor) -> Labelled:

@@ -123,8 +123,8 @@ def imbalance(stream: TaskStream, task: Task, memory: Memory, learner: Learner) 
     if not learner.rehearses and not task.returned:
         return 1.0
     if not task.returned:
-        whole = memory.imbalance(task)
-        return whole / learner.replays(len(task.train), memory.rehearsed) if whole is not None else None
+        whole = (len(task.train) / len(task.columns)) / (memory.rehearsed / task.columns.start)
+        return whole / learner.replays(len(task.train), memory.rehearsed)
     seen, current = task.columns.stop, torch.tensor(task.current)
     presented = torch.bincount(stream.columns[task.train], minlength=seen).double()
     if learner.rehearses:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tcil.foundation.errors import invalid
-from tcil.incremental.data.stream import Task
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,6 @@ class Memory:
     def reserve_rows(self) -> Tensor:
         """All reserved rows, class by class."""
         return _joined(self.reserve)
-
-    def imbalance(self, task: Task) -> float | None:
-        """Training images per new class of the last task, divided by exemplars per old class; None without old ones."""
-        if task.columns.start == 0:
-            return None
-        return (len(task.train) / len(task.columns)) / (self.rehearsed / task.columns.start)
 
 
 def _joined(by_class: dict[int, Tensor]) -> Tensor:

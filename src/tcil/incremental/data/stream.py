@@ -89,9 +89,7 @@ class TaskStream:
             if not 0 <= valid <= pool:
                 raise invalid("valid_per_class", f"{valid}", f"0 to {pool}, the held-out pool")
         self.order = tuple(order[: sum(sizes)])
-        column_of = torch.full((int(labels.max()) + 1,), -1)
-        column_of[torch.tensor(self.order)] = torch.arange(len(self.order))
-        self.columns = column_of[labels]
+        self.columns = self.column_of(labels)
         generator = torch.Generator().manual_seed(seed)
         self._tasks: list[Task] = []
         start = 0
@@ -152,6 +150,13 @@ class TaskStream:
         stays[moved] = False
         self._tasks[home] = replace(task, train=task.train[stays])
         return task.train[moved]
+
+    def column_of(self, labels: Tensor) -> Tensor:
+        """The logit column of each label; -1 for classes that no task has."""
+        known = torch.tensor(self.order)
+        column = torch.full((int(torch.cat([known, labels]).max()) + 1,), -1)
+        column[known] = torch.arange(len(known))
+        return column[labels]
 
     def __len__(self) -> int:
         return len(self._tasks)

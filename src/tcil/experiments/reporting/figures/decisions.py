@@ -34,9 +34,8 @@ from tcil.experiments.reporting.figures.parts import (
     stack,
 )
 from tcil.experiments.reporting.palette import colour, shape
-from tcil.experiments.runs.results import COVERAGES, RANKED
+from tcil.experiments.runs.results import COVERAGES, RANKED, RISKS
 
-CLAIMS = (0.05, 0.1, 0.2)  # the risks that thresholds are set for
 Curves = Mapping[tuple[str, str], Values]  # by calibrator and group: a row for each seed, in percent
 
 
@@ -57,7 +56,7 @@ def claimed_and_achieved(study: Study) -> Chart | None:
     """The risk that confidences claim for what is accepted, and the one that is found, after the last task."""
     curves = {}
     for name, group in ((name, group) for name in AT_FIRST for group in GROUP_TITLES):
-        paths = [f"risks/model_based/{group}/{risk}/achieved" for risk in CLAIMS]
+        paths = [f"risks/model_based/{group}/{risk}/achieved" for risk in RISKS]
         found = [row for run in study.runs if (row := run.row(-1, name)) is not None]
         if found:
             curves[name, group] = 100 * stack([[row.metric(path) for path in paths] for row in found])
@@ -66,7 +65,7 @@ def claimed_and_achieved(study: Study) -> Chart | None:
         " are, after the last task. On the dotted line, claims are kept; above it, broken."
     )
     axes = ("claimed risk, %", "achieved risk, %")
-    return _chart(study, curves, [100 * risk for risk in CLAIMS], axes, caption, diagonal=True)
+    return _chart(study, curves, [100 * risk for risk in RISKS], axes, caption, diagonal=True)
 
 
 def _chart(

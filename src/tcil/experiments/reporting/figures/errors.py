@@ -23,10 +23,10 @@ from tcil.experiments.reporting.charts import (
 )
 from tcil.experiments.reporting.collect import Study
 from tcil.experiments.reporting.figures.parts import ERROR_OF, GROUP_TITLES, group_control, labels_of, percent, short
-from tcil.experiments.reporting.findings import ORACLE, noise_floor
+from tcil.experiments.reporting.findings import noise_floor
 from tcil.experiments.reporting.palette import GROUPS, INK, SHAPES
 from tcil.experiments.reporting.statistics import Spread
-from tcil.experiments.runs.catalogue import Heading, in_order
+from tcil.experiments.runs.catalogue import ORACLE, Heading, in_order
 
 STUDIES = ("#2f7fd1", "#e07b00", "#3a9b3a", "#c2559d", "#7d8590", "#9a6fd0", "#0e9aa7", "#a06a4c")  # more look alike
 

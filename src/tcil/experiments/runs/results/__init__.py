@@ -7,10 +7,12 @@ from tcil.experiments.runs.results.about import DataNote, Environment, FormatNot
 from tcil.experiments.runs.results.files import Draws, Packed, kind_of
 from tcil.experiments.runs.results.row import (
     ALL,
+    ALPHA,
     COVERAGES,
     NEW,
     OLD,
     RANKED,
+    RISKS,
     WITH_OPTIONS,
     Bins,
     ByClass,
@@ -28,10 +30,12 @@ from tcil.experiments.runs.results.task import VERSION, MemorySummary, TaskResul
 
 __all__ = [
     "ALL",
+    "ALPHA",
     "COVERAGES",
     "NEW",
     "OLD",
     "RANKED",
+    "RISKS",
     "VERSION",
     "WITH_OPTIONS",
     "Bins",

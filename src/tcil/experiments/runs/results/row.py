@@ -15,6 +15,8 @@ from tcil.foundation.options import Verdict
 RANKED, WITH_OPTIONS = "ranked", "with other options"  # blocks of a table; others stand below them
 ALL, OLD, NEW = "all", "old", "new"  # images by their predicted or true class
 COVERAGES = tuple(tenth / 10 for tenth in range(1, 11))
+RISKS = (0.05, 0.1, 0.2)  # that thresholds are set for
+ALPHA = 0.1  # of prediction sets
 Differences = Annotated[tuple[Difference | None, ...], Field(strict=False)]
 TenShares = Annotated[tuple[Share | None, ...], Field(strict=False, min_length=10, max_length=10)]
 TenCounts = Annotated[tuple[Count, ...], Field(strict=False, min_length=10, max_length=10)]
