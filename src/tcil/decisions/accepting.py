@@ -54,8 +54,10 @@ class AcceptRule(DecisionRule[Result]):
                 raise invalid("risk", repr(self.risk), f"a mean cost above 0 and below {most:g}, the largest")
 
     def _regions(self, new: Bools) -> tuple[str, ...]:
-        """What has a threshold of its own: all images, or each predicted group; in a first task there is one group."""
-        return (ALL,) if self.groups is ThresholdGroups.POOLED or new.all() else (OLD, NEW)
+        """What has a threshold of its own: all images, or each predicted group; in a first task there are no old ones."""
+        if self.groups is ThresholdGroups.POOLED:
+            return (ALL,)
+        return (NEW,) if new.all() else (OLD, NEW)
 
     def accept(self, probs: ArrayLike) -> Any:
         """Which predictions are accepted; for the others, ask a person.
@@ -97,5 +99,7 @@ class AcceptRule(DecisionRule[Result]):
 
     def _check_restored(self) -> None:
         groups = [found.group for found in self.result_.thresholds]
-        if groups not in ([ALL], [OLD, NEW]) or any(math.isnan(found.threshold) for found in self.result_.thresholds):
+        if groups not in ([ALL], [NEW], [OLD, NEW]) or any(
+            math.isnan(found.threshold) for found in self.result_.thresholds
+        ):
             raise ValueError(f"thresholds of the groups {groups}")

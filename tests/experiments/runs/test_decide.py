@@ -80,9 +80,8 @@ def test_sets_claim_or_promise_coverage_by_true_group(figures):
 def test_a_first_task_has_new_classes_only():
     figures = decision_figures(finished(index=0), softmax, backed=True)
     assert {found.group for found in figures.sets} == {"new"}
-    old = next(f for f in figures.risks if f.group == "old" and f.kind == "model_based")
-    assert old.threshold is None
-    assert old.achieved is None
+    assert [f.group for f in figures.risks if f.kind == "model_based"] == ["all", "new"] * len(RISKS)
+    assert {f.group for f in figures.risks if f.kind == "finite_sample"} == {"all"}
 
 
 def test_without_a_reserve_nothing_is_promised():

@@ -98,10 +98,7 @@ class _Truth:
 
     def promised(self, risk: float, probs: Tensor, columns: Tensor) -> RiskFigure:
         """One threshold for any mixture of old and new images, from the reserve."""
-        only_new = {OLD: 0.0, NEW: 1.0} if not self.has_old else None
-        rule = RiskThreshold(risk=risk, mixture=only_new, design=Design.STRATIFIED).fit(
-            probs, columns, self.new_columns
-        )
+        rule = RiskThreshold(risk=risk, design=Design.STRATIFIED).fit(probs, columns, self.new_columns)
         found = rule.result_.thresholds[0]
         accepted = rule.accept(self.probs)
         return self._figure(PromiseKind.FINITE_SAMPLE, ALL, risk, found.threshold, accepted, found.begins_at)
@@ -134,8 +131,7 @@ class _Truth:
 
     def promised_sets(self, probs: Tensor, columns: Tensor) -> list[SetFigure]:
         """Sets for old and new classes separately, from the reserve."""
-        by = "group" if self.has_old else "new"
-        rule = ConformalSets(alpha=ALPHA, by=by, design=Design.STRATIFIED).fit(probs, columns, self.new_columns)
+        rule = ConformalSets(alpha=ALPHA, design=Design.STRATIFIED).fit(probs, columns, self.new_columns)
         return self._sizes(PromiseKind.FINITE_SAMPLE, rule.predict(self.probs))
 
     def _sizes(self, kind: PromiseKind, sets: Any) -> list[SetFigure]:
