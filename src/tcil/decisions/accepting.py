@@ -54,7 +54,7 @@ class AcceptRule(DecisionRule[Result]):
                 raise invalid("risk", repr(self.risk), f"a mean cost above 0 and below {most:g}, the largest")
 
     def _regions(self, new: Bools) -> tuple[str, ...]:
-        """What has a threshold of its own: all images, or each predicted group; in a first task there are no old ones."""
+        """What has a threshold of its own: all images, or each predicted group; a first task has no old ones."""
         if self.groups is ThresholdGroups.POOLED:
             return (ALL,)
         return (NEW,) if new.all() else (OLD, NEW)

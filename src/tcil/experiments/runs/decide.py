@@ -84,7 +84,6 @@ class _Truth:
 
     def __init__(self, probs: Any, columns: Any, new_columns: Sequence[int]) -> None:
         self.probs, self.columns, self.new_columns = probs, columns, new_columns
-        self.has_old = len(new_columns) < probs.shape[1]
         self.wrong = probs.argmax(1) != columns
         self.is_new, self.said_new = (np.isin(some, new_columns) for some in (columns, probs.argmax(1)))
 
