@@ -38,11 +38,10 @@ from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.perturbation import DirectionPolicy
 from tcil.calibration.perturbed_exemplars import PerturbedExemplars
 from tcil.calibration.temperature import solve_temperature
-from tcil.experiments.config.settings import RunSettings
 from tcil.experiments.runs.analysis import exemplars_of
 from tcil.experiments.runs.entries import FinishedTask
+from tcil.experiments.runs.opening import open_run
 from tcil.experiments.runs.run import Run
-from tcil.experiments.runs.store import RunFolder
 from tcil.foundation.files import replace_file
 from tcil.incremental.data.images import Pixels
 
@@ -319,9 +318,8 @@ def scores(log_probs: Tensor, known: Known) -> dict[str, float | None]:
 def measure(folder: Path, data: Path | None, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """All variants on all tasks of a finished run; or PACT's own, beside the others of a record made `before`."""
     chosen = [name for name, (family, _) in VARIANTS.items() if before is None or family == "PACT"]
-    stored_settings = RunFolder(folder).read_settings()
-    settings = RunSettings.model_validate(stored_settings.record() if stored_settings is not None else {})
-    run = Run(settings, folder, data=data)
+    run = open_run(folder, data=data, tell=print)
+    settings = run.settings
     memories: dict[str, dict[str, Any]] = {name: {} for name in chosen}
     rows: dict[str, list[Any]] = {name: [] for name in chosen}
     states = []

@@ -26,7 +26,6 @@ from research import ROOT
 from tcil.foundation.files import make_folder, replace_file
 
 if TYPE_CHECKING:
-    from tcil.experiments.runs.run import Run
     from tcil.experiments.runs.store import StoredRun
 
 PAGE = ROOT / "docs/pretrained.md"
@@ -100,8 +99,9 @@ def measure(folder: Path, data: Path | None) -> None:
     """Fit every calibrator on each finished task of a run, and keep a few metrics: quicker than all of 'tcil run'."""
     import tcil
     from tcil.experiments.runs.entries import NotApplicable, entry_of
+    from tcil.experiments.runs.opening import open_run
 
-    run, done = opened(folder, data), list[dict[str, Any]]()
+    run, done = open_run(folder, data=data, tell=print), list[dict[str, Any]]()
     stored = run.store.read_results()
     history: dict[str, Any] = {}
     for task, memory, learner in run.walk():
@@ -200,18 +200,6 @@ def _kept(row: Any) -> dict[str, float | None]:
     return {name: _rounded(getattr(row, name)) for name in names}
 
 
-def opened(folder: Path, data: Path | None) -> Run:
-    """A run in its folder."""
-    from tcil.experiments.config.settings import stored_settings
-    from tcil.experiments.runs.run import Run
-    from tcil.experiments.runs.store import RunFolder
-
-    stored = RunFolder(folder).read_settings()
-    assert stored is not None, folder
-    settings = stored_settings(stored.record(), folder / "settings.json", trust=False, tell=print)
-    return Run(settings, folder, data=data)
-
-
 def _rounded(value: Any) -> float | None:
     return None if value is None else float(f"{float(value):.6g}")
 
@@ -224,10 +212,11 @@ def measure_pixels(folder: Path, data: Path | None, tasks: Sequence[int], most: 
     import torch
 
     import tcil
+    from tcil.experiments.runs.opening import open_run
     from tcil.incremental.networks import network_factory
     from tcil.incremental.pretrained.networks import PretrainedFactory, loaded
 
-    run = opened(folder, data)
+    run = open_run(folder, data=data, tell=print)
     factory: object = network_factory(run.settings.network)
     assert isinstance(factory, PretrainedFactory), run.settings.network
     backbone, columns = loaded(factory.backbone), run.stream.columns

@@ -16,11 +16,11 @@ import torch
 
 import tcil
 from research import official
-from tcil.experiments.config.settings import build, stored_settings
+from tcil.experiments.config.settings import build
 from tcil.experiments.runs.entries import FinishedTask, entry_of
 from tcil.experiments.runs.evaluate import evaluate
+from tcil.experiments.runs.opening import open_run
 from tcil.experiments.runs.run import Run
-from tcil.experiments.runs.store import RunFolder
 from tcil.incremental.data.datasets import letters
 
 PER_CLASS = 1000  # test images of a class of letters
@@ -98,13 +98,9 @@ def letters_worlds(cache: Path, noise: int, seed: int = 1) -> list[World]:
 
 def run_worlds(folder: Path) -> list[World]:
     """The tasks after the first of a finished run with a reserve, with its test images; calibrators are fitted anew."""
-    stored = RunFolder(folder).read_settings()
-    if stored is None:
-        raise SystemExit(f"{folder} is no run folder")
-    settings = stored_settings(stored.record(), folder / "settings.json", trust=False, tell=print)
-    if not settings.reserve:
+    run = open_run(folder, tell=print)
+    if not run.settings.reserve:
         raise SystemExit(f"{folder} was trained without --reserve, which PACT-R needs")
-    run = Run(settings, folder)
     worlds: list[World] = []
     with run.threads():
         for task, _, finished, fitted in _fitted_tasks(run, ("vanilla", "ts", "t-cil", "pact", "pact-r")):

@@ -25,9 +25,8 @@ from research.pact.worlds import LEARNERS, RESERVED
 from tcil.calibration.calibrators.pact import PACTEvidence
 from tcil.calibration.calibrators.pact import evidence as pieces
 from tcil.calibration.calibrators.tcil import TCILEvidence
-from tcil.experiments.config.settings import RunSettings
 from tcil.experiments.runs.entries import FinishedTask
-from tcil.experiments.runs.run import Run
+from tcil.experiments.runs.opening import open_run
 from tcil.experiments.runs.store import RunFolder
 from tcil.foundation.files import replace_file
 
@@ -87,11 +86,10 @@ _ABOUT = ("dataset", "learner", "seed", "memory", "validation", "reserve", "netw
 
 def walk(folder: Path) -> tuple[dict[str, Any], Iterable[Walked]]:
     """What a run is, and each task of it with T-CIL's evidence; of a run that went no further, its first tasks."""
-    results, stored = RunFolder(folder).read_results(), RunFolder(folder).read_settings()
+    results = RunFolder(folder).read_results()
     n_tasks = None if results is None else len(results.tasks)
-    settings = RunSettings.model_validate(stored.record() if stored is not None else {})
-    run = Run(settings, folder, data=data_folder())
-    about = {key: getattr(settings, key) for key in _ABOUT}
+    run = open_run(folder, data=data_folder(), tell=print)
+    about = {key: getattr(run.settings, key) for key in _ABOUT}
 
     def tasks() -> Iterable[Walked]:
         drawn = dict[int, Tensor]()
@@ -103,7 +101,7 @@ def walk(folder: Path) -> tuple[dict[str, Any], Iterable[Walked]]:
                     finished.model, finished.memory, finished.valid, finished.new_columns, classes=finished.seen
                 )
                 if not len(finished.reserve_columns):
-                    finished = with_reserve(finished, drawn, settings.seed)
+                    finished = with_reserve(finished, drawn, run.settings.seed)
                 yield finished, evidence
 
     return {**about, "tasks": len(run.stream), "classes": run.n_classes, "run": folder.name}, tasks()

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from tcil.calibration.inputs.classifier import Classifier, told_of
 from tcil.calibration.inputs.duplicates import digests_of
-from tcil.calibration.inputs.examples import MAX_BATCHES, Batch, Examples, ExampleStream, Unpack
-from tcil.calibration.inputs.features import FeatureSpec
+from tcil.calibration.inputs.examples import Batch, Examples, ExampleStream
 from tcil.calibration.inputs.input_scale import InputScale
 from tcil.calibration.perturbation import ClassMeans
 from tcil.foundation import random_state, ranks
@@ -154,12 +153,7 @@ def open_exemplars(
     new_classes: Iterable[Any],
     *,
     classes: Iterable[Any] | None = None,
-    columns: Iterable[Any] | None = None,
-    features: FeatureSpec | None = None,
-    unpack: Unpack | None = None,
-    max_batches: int = MAX_BATCHES,
     batch_size: int = BATCH_SIZE,
-    device: str | torch.device | None = None,
 ) -> Iterator[Exemplars]:
     """Context with the exemplars of a memory as T-CIL uses them; the model is restored on exit.
 
@@ -172,13 +166,13 @@ def open_exemplars(
     (tensor([2, 3, 2, 3]), torch.Size([4, 5]))
     """
     new = as_new_classes(new_classes)
-    names, places = classes_and_columns(classes, columns)
+    names, _ = classes_and_columns(classes, None)
     with random_state.preserved(memory):
-        stream = ExampleStream(memory, "memory", batch_size=batch_size, unpack=unpack, max_batches=max_batches)
+        stream = ExampleStream(memory, "memory", batch_size=batch_size)
         if stream.labels is not None:
             check_coverage(stream.labels.unique(), names, new, stream.doubt)
-        with Classifier(model, features=features, device=device) as classifier:
-            yield read_exemplars(classifier, stream, names, places, new)
+        with Classifier(model) as classifier:
+            yield read_exemplars(classifier, stream, names, None, new)
 
 
 def read_exemplars(

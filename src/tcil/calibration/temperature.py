@@ -174,9 +174,10 @@ def temperature_error(z: Tensor, y: Tensor, temperature: float) -> float | None:
 
 
 Interval = tuple[float, float]
+_RESAMPLES = 50
 
 
-def temperature_interval(*sets: tuple[Tensor, Tensor], n_resamples: int = 50) -> Interval | None:
+def temperature_interval(*sets: tuple[Tensor, Tensor]) -> Interval | None:
     """A 95 % bootstrap interval for the temperature of a set of logits and label columns.
 
     If more sets are given, each is resampled, and the temperature of the first set is assumed to change in proportion
@@ -185,7 +186,7 @@ def temperature_interval(*sets: tuple[Tensor, Tensor], n_resamples: int = 50) ->
     generator = torch.Generator().manual_seed(0)
     whole = [solve_temperature(*part).temperature for part in sets]
     resampled = []
-    for _ in range(n_resamples):
+    for _ in range(_RESAMPLES):
         temperature = whole[0]
         for (z, y), original in zip(sets, whole, strict=True):
             rows = torch.randint(len(y), (len(y),), generator=generator)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
@@ -341,6 +341,3 @@ class DecidingModel(nn.Module):
 def answer(found: Tensor, given: object) -> Any:
     """A tensor where a tensor was given, else a numpy array."""
     return found.to(given.device) if isinstance(given, Tensor) else found.numpy()
-
-
-Head = Callable[[Tensor], Any]

@@ -451,11 +451,11 @@ def classes_and_columns(
     return (places if names is None else names), places
 
 
-def pick_columns(logits: Tensor, n_classes: int, columns: Sequence[int] | None, argument: str = "classes") -> Tensor:
+def pick_columns(logits: Tensor, n_classes: int, columns: Sequence[int] | None) -> Tensor:
     """The logits of the classes; the head may have more columns."""
     needed = n_classes if columns is None else max(columns) + 1
     if needed > logits.shape[1]:
-        what = "columns" if columns is not None else argument
+        what = "columns" if columns is not None else "classes"
         given = f"column {max(columns)}" if columns is not None else f"{n_classes} labels"
         expected = f"columns from 0 to {logits.shape[1] - 1}" if columns is not None else f"at most {logits.shape[1]}"
         raise invalid(what, given, f"{expected}, as the model has {logits.shape[1]} logit columns")

@@ -81,6 +81,14 @@ class Ranks:
         dist.all_reduce(wire, group=self.group)
         return wire.to(values.device)
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is True on one of the ranks at least."""
+        if self.size == 1:
+            return flag
+        import torch
+
+        return bool(self.total(torch.tensor(float(flag))) > 0)
+
     def gathered(self, own: list[Tensor], lengths: Sequence[int]) -> Tensor:
         """The rows of all batches in order, from this rank's outputs (consumed) and the length of every batch.
 

@@ -149,7 +149,7 @@ def _observe(
         with torch.no_grad():
             x = pixels.plain(part, rows)
             stage.observe(x, columns[rows].to(x.device))
-        if together.total(torch.tensor(float(stop()))) > 0:
+        if together.any(stop()):
             raise Interrupted(EpochState(0, {}, generator.get_state(), done + 1, stage.rows, nothing))
     on_epoch(EpochState(1, {}, generator.get_state()), 0.0)
 

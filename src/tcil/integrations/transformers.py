@@ -6,7 +6,6 @@ Token ids cannot be perturbed, so T-CIL and PACT are fitted on their embeddings,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from tcil.calibration.calibrators import Calibrator
 from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.features import select_logits
-from tcil.calibration.inputs.weights import weights_hash
 from tcil.foundation import random_state
 from tcil.foundation.arrays import as_classes, as_labels, at_least_float32, classes_and_columns, pick_columns
 from tcil.foundation.errors import invalid, warnings_of
@@ -213,8 +211,7 @@ def fit(
         imbalance=imbalance,
     )
     # From here on the calibrator is tied to the model itself, which takes token ids.
-    state = calibrator._fit_state
-    calibrator._state = replace(state, source=None, model_hash=weights_hash(model))
+    calibrator._tie_to(model)
     return calibrator
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, overload
 
@@ -376,6 +376,10 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
                 f"model: its weights are not those that this {type(self).__name__} was fitted on (hash {digest}). "
                 f"{advice}"
             )
+
+    def _tie_to(self, model: nn.Module) -> None:
+        """Check the weights of this model from now on: for bridges that fit on a part of it, such as its embeddings."""
+        self._state = replace(self._fit_state, source=None, model_hash=weights_hash(model))
 
     def _has_weights_of(self, model: nn.Module) -> bool:
         """Whether the stored hash is that of the model's weights; False if none is stored."""

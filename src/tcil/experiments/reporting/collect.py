@@ -212,7 +212,7 @@ def differences(settings: Sequence[StoredSettings]) -> list[str]:
         names = _telling(records)
         for row, record in zip(rows, records, strict=True):
             said = [name for name in names if _is_said(name, record.get(name))]
-            found[row] = ", ".join(f"{name} {_brief(record[name])}" for name in said)
+            found[row] = ", ".join(f"{name} {brief(record[name])}" for name in said)
     return found
 
 
@@ -233,7 +233,8 @@ def _is_said(name: str, value: JsonValue) -> bool:
     return value is not None and (name != "reserve" or value != 0)
 
 
-def _brief(value: JsonValue) -> str:
+def brief(value: JsonValue) -> str:
+    """A value of the settings in a few words."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import jinja2
 from markupsafe import Markup
-from pydantic import JsonValue
 
 from tcil.experiments.reporting.charts import CONFIG, Chart, embedded, scripts, static_svg
-from tcil.experiments.reporting.collect import Study, shown, studies
+from tcil.experiments.reporting.collect import Study, brief, shown, studies
 from tcil.experiments.reporting.figures import (
     claimed_and_achieved,
     error_by_class,
@@ -99,7 +97,7 @@ class Placed:
     parts: Sequence[Placed]
 
 
-def write_report(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
+def write_report(runs: Sequence[StoredRun], path: Path) -> Path:
     """Render all that is known of these runs: what was learned, then every table and picture.
 
     The same runs give the same file.
@@ -107,12 +105,12 @@ def write_report(runs: Sequence[StoredRun], path: Path, title: str | None = None
     groups = studies(shown(runs))
     if len(groups) == 1:
         front = study_section(groups[0])
-        sections, front = front.parts, replace(front, title=title or front.title, parts=())
+        sections, front = front.parts, replace(front, parts=())
     else:
         count = sum(len(group.runs) for group in groups)
         datasets = ", ".join(sorted({group.settings.dataset for group in groups}))
         front = Section(
-            title or f"{count} runs on {datasets}",
+            f"{count} runs on {datasets}",
             [f"{len(groups)} studies; runs that differ in their seeds only are one study. Mean over tasks."],
             [overview_of(groups)],
             sentences=sentences(groups),
@@ -324,8 +322,4 @@ def _about(study: Study) -> str:
 
 
 def _facts(record: JsonObject) -> Sequence[tuple[str, str]]:
-    return [(name, _plain(value)) for name, value in sorted(record.items())]
-
-
-def _plain(value: JsonValue) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return [(name, brief(value)) for name, value in sorted(record.items())]

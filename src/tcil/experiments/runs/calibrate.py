@@ -22,7 +22,7 @@ from tcil.experiments.process.exits import RunFailed, last_line
 from tcil.experiments.runs.decide import WatchedTask, decision_figures
 from tcil.experiments.runs.entries import CALIBRATORS, Entry, FinishedTask, NotApplicable, entry_of, is_own
 from tcil.experiments.runs.reasons import NoAnswer, NotApplicableReason
-from tcil.experiments.runs.records import JsonObject, parse
+from tcil.experiments.runs.records import JsonObject, parse, rounded
 from tcil.experiments.runs.results import (
     VERSION,
     Bins,
@@ -179,7 +179,7 @@ def _row(
         ece_predicted_old=ece.by_group.get("old"),
         ece_predicted_new=ece.by_group.get("new"),
         by_task=ByTask(accuracy=_each(accuracy, tasks), ece=_each(ece_by_task, tasks), gap=_each(gap, tasks)),
-        by_class=ByClass(accuracy=_each(class_accuracy, task.seen, _short), gap=_each(class_gap, task.seen, _short)),
+        by_class=ByClass(accuracy=_each(class_accuracy, task.seen, rounded), gap=_each(class_gap, task.seen, rounded)),
         bins=_bins(bins),
         bins_predicted_old=_bins(bins.by_group.get("old")),
         bins_predicted_new=_bins(bins.by_group.get("new")),
@@ -198,8 +198,8 @@ def _bins(bins: ReliabilityBins | None) -> Bins | None:
         return None
     return Bins(
         count=tuple(bins.count.tolist()),
-        confidence=tuple(map(_short, bins.confidence)),
-        accuracy=tuple(map(_short, bins.accuracy)),
+        confidence=tuple(map(rounded, bins.confidence)),
+        accuracy=tuple(map(rounded, bins.accuracy)),
     )
 
 
@@ -208,10 +208,6 @@ def _each(
 ) -> tuple[float | None, ...]:
     """A score of each group; None where a group has no sample."""
     return tuple(form(score.by_group[group]) if group in score.by_group else None for group in groups)
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None or np.isnan(value) else round(float(value), 5)
 
 
 def _finite(value: float) -> float | None:

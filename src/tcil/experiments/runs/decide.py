@@ -13,6 +13,7 @@ from torch import Tensor
 import tcil
 from tcil.decisions import ConformalSets, Design, ModelBasedThreshold, PromiseKind, RiskThreshold
 from tcil.experiments.runs.entries import FinishedTask
+from tcil.experiments.runs.records import rounded
 from tcil.experiments.runs.results import ALL, ALPHA, COVERAGES, NEW, OLD, RISKS, DecisionFigures, RiskFigure, SetFigure
 
 Probabilities = Callable[[Tensor], Tensor]
@@ -52,9 +53,9 @@ def decision_figures(task: FinishedTask, probabilities: Probabilities, *, backed
         sets += truth.promised_sets(*reserve)
     return DecisionFigures(
         risk_by_coverage={
-            ALL: tuple(_short(score) for score in curve),
-            OLD: tuple(_short(score.by_group.get(OLD)) for score in curve),
-            NEW: tuple(_short(score.by_group.get(NEW)) for score in curve),
+            ALL: tuple(rounded(score) for score in curve),
+            OLD: tuple(rounded(score.by_group.get(OLD)) for score in curve),
+            NEW: tuple(rounded(score.by_group.get(NEW)) for score in curve),
         },
         risks=tuple(risks),
         sets=tuple(sets),
@@ -150,7 +151,3 @@ def _mean(values: Any) -> float | None:
 
 def _size(sets: Any) -> float:
     return round(float(sets.sum(1).mean()), 4)
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None or np.isnan(value) else round(float(value), 5)

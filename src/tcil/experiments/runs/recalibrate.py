@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 
-from tcil.experiments.config.settings import stored_settings
 from tcil.experiments.runs.calibrate import calibrate
 from tcil.experiments.runs.catalogue import ALL_DATA, ALL_DATA_TITLE, AS_TRAINED
 from tcil.experiments.runs.complete import with_all_data
 from tcil.experiments.runs.entries import check_calibrators
 from tcil.experiments.runs.evaluate import check_finished
+from tcil.experiments.runs.opening import open_run
 from tcil.experiments.runs.records import JsonObject
 from tcil.experiments.runs.results import Draws, RunResult, StoredSettings, TaskResult
 from tcil.experiments.runs.run import Run
-from tcil.experiments.runs.store import RunFolder, StoredRun, check_format
+from tcil.experiments.runs.store import RunFolder, StoredRun
 from tcil.foundation.boundary import check_entries
 from tcil.foundation.errors import invalid
 
@@ -61,14 +61,9 @@ def recalibrate(
     """
     check_calibrators(calibrators)
     check_entries(folder)
-    store = RunFolder(folder)
-    check_format(store.read_environment(), folder)
-    stored = store.read_settings()
-    if stored is None or stored.imported:
-        raise invalid("run", f"{folder}, without the settings of a training", "a folder that 'tcil run' made")
-    settings = stored_settings(stored.record(), folder / "settings.json", trust=trust, tell=tell)
-    results = store.read_results()
-    run = Run(settings, folder, data=data, until=None if results is None else results.until)
+    run = open_run(folder, data=data, trust=trust, tell=tell)
+    store, stored = run.store, run.store.read_settings()
+    assert stored is not None
     if redraw and run.settings.validation_pool <= run.settings.validation:
         pool = f"a run whose validation_pool ({run.settings.validation_pool}) is larger than its validation set"
         raise invalid("redraw", f"{redraw}", pool)

@@ -97,3 +97,8 @@ def _field(path: tuple[int | str, ...]) -> str:
     """Where in the file: tasks[0].calibrators.ts.ece."""
     said = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return said.removeprefix(".") or "the whole file"
+
+
+def rounded(value: float | None) -> float | None:
+    """A number as results keep it: five digits after the point, None where there is none."""
+    return None if value is None or math.isnan(value) else round(float(value), 5)

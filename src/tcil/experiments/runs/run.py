@@ -348,7 +348,7 @@ class Run:
         return make_learner(s.learner, network, self.n_classes, seed=s.seed, options=options, device=device)
 
     def _check_stop(self) -> None:
-        if ranks.current().total(torch.tensor(float(self._stop()))) > 0:
+        if ranks.current().any(self._stop()):
             raise Stopped("stopped on request; run the same command again to resume")
 
 

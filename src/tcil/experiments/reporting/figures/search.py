@@ -13,10 +13,10 @@ SHAPE_FOUND = SHAPES["star"]
 SEQUENCE = ((59, 111, 212), (14, 154, 167), (58, 155, 58), (184, 144, 26), (217, 54, 62))  # of tasks, first to last
 
 
-def search_trace(study: Study, calibrator: str = "t-cil") -> Chart | None:
+def search_trace(study: Study) -> Chart | None:
     """Temperature of the perturbed new exemplars against the magnitude, with the target and what was chosen."""
     run = study.runs[0]
-    answers = [(task.task, task.answer(calibrator)) for task in run.tasks]
+    answers = [(task.task, task.answer("t-cil")) for task in run.tasks]
     searches = [(task, row.result) for task, row in answers if row is not None and row.result is not None]
     traces = [
         (task, search, search.magnitude, search.target_temperature)

@@ -27,25 +27,23 @@ _CIFAR100 = {
 }
 
 
-def load_cifar10(folder: Path, *, verify: bool = True) -> Dataset:
+def load_cifar10(folder: Path) -> Dataset:
     """CIFAR-10 from `folder`/cifar-10-batches-py or from `folder` itself, normalised as by the paper's authors."""
     root, where = _locate(folder, "cifar-10-batches-py", "test_batch", "cifar10")
     batches = [name for name in _CIFAR10 if name.startswith("data_batch")]
-    sums = _CIFAR10 if verify else {}
-    train = _images(root, batches, b"labels", sums, where)
-    test = _images(root, ["test_batch"], b"labels", sums, where)
-    names = _names(root, "batches.meta", b"label_names", sums, where)
+    train = _images(root, batches, b"labels", _CIFAR10, where)
+    test = _images(root, ["test_batch"], b"labels", _CIFAR10, where)
+    names = _names(root, "batches.meta", b"label_names", _CIFAR10, where)
     mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
     return Dataset("cifar10", train, test, names, mean, std, revision=2)
 
 
-def load_cifar100(folder: Path, *, verify: bool = True) -> Dataset:
+def load_cifar100(folder: Path) -> Dataset:
     """CIFAR-100 (fine classes) from `folder`/cifar-100-python or from `folder` itself, normalised as by the authors."""
     root, where = _locate(folder, "cifar-100-python", "train", "cifar100")
-    sums = _CIFAR100 if verify else {}
-    train = _images(root, ["train"], b"fine_labels", sums, where)
-    test = _images(root, ["test"], b"fine_labels", sums, where)
-    names = _names(root, "meta", b"fine_label_names", sums, where)
+    train = _images(root, ["train"], b"fine_labels", _CIFAR100, where)
+    test = _images(root, ["test"], b"fine_labels", _CIFAR100, where)
+    names = _names(root, "meta", b"fine_label_names", _CIFAR100, where)
     return Dataset("cifar100", train, test, names, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 
 
@@ -58,8 +56,7 @@ def _locate(folder: Path, name: str, sign: str, dataset: str) -> tuple[Path, str
 
 def _read(root: Path, name: str, sums: dict[str, str], where: str) -> tuple[Path, dict[bytes, Any]]:
     path = require(root / name, where)
-    if name in sums:
-        check_md5(path, sums[name], where)
+    check_md5(path, sums[name], where)
     return path, read_pickle(path)
 
 
