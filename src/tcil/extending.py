@@ -28,8 +28,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tcil.calibration.calibrators.base import Calibrator, SingleTemperature
+    from tcil.calibration.calibrators.base import Calibrator
     from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap
+    from tcil.calibration.calibrators.single_temperature import SingleTemperature
     from tcil.calibration.prediction import FeatureRows, predict_features
     from tcil.experiments.runs.entries import Entry, FinishedTask, NotApplicable
     from tcil.foundation.options import Option
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Calibrator": "tcil.calibration.calibrators.base",
-    "SingleTemperature": "tcil.calibration.calibrators.base",
+    "SingleTemperature": "tcil.calibration.calibrators.single_temperature",
     "CalibrationMap": "tcil.calibration.calibrators.maps",
     "TemperatureMap": "tcil.calibration.calibrators.maps",
     "FeatureRows": "tcil.calibration.prediction",

@@ -1,6 +1,6 @@
 """The calibrators, one file per method; `base` is their base class, `maps` the fitted functions."""
 
-from tcil.calibration.calibrators.base import Calibrator, SingleTemperature, load
+from tcil.calibration.calibrators.base import Calibrator, load
 from tcil.calibration.calibrators.class_statistics import StatisticsResult, StatisticsTemperatureScaling
 from tcil.calibration.calibrators.ensemble import EnsembleResult, EnsembleTemperatureScaling
 from tcil.calibration.calibrators.isotonic import IsotonicResult, MulticlassIsotonic
@@ -12,6 +12,7 @@ from tcil.calibration.calibrators.perturbed import (
     PerturbedResult,
     PerturbedTemperatureScaling,
 )
+from tcil.calibration.calibrators.single_temperature import SingleTemperature
 from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult
 from tcil.calibration.calibrators.temperature_scaling import (
     FirstTaskTemperatureScaling,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, overload
@@ -13,18 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration import storage
-from tcil.calibration.calibrators.fitted import (
-    FittedState,
-    History,
-    check_loadable,
-    check_map,
-    check_options,
-    check_sound,
-    is_of_tcil,
-    is_own,
-    restored,
-)
-from tcil.calibration.calibrators.maps import CalibrationMap, TemperatureMap, full_precision, on_device
+from tcil.calibration.calibrators.fitted import FittedState, History, check_map, is_own
+from tcil.calibration.calibrators.maps import CalibrationMap, full_precision, on_device
+from tcil.calibration.calibrators.saving import class_named, made_from, record_of
 from tcil.calibration.calibrators.wrapped import CalibratedModel, returns_calibrated
 from tcil.calibration.inputs.features import FeatureSource
 from tcil.calibration.inputs.weights import UsedWeights, unwrap, weights_hash
@@ -416,27 +407,11 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         Path
             The file written.
         """
-        state, source, model_hash = self._fit_state, self._fit_state.source, self._fit_state.model_hash
+        model_hash = self._fit_state.model_hash
         if model is not None:
             self.check_weights(model)
             model_hash = model_hash or weights_hash(model)
-        check_sound(type(self), state)
-        record = {
-            "calibrator": type(self).__name__,
-            "module": type(self).__module__,
-            "options": _plain_options(self),
-            "classes": list(state.classes),
-            "head_width": state.head_width,
-            "columns": state.columns,
-            "features": None if source is None else [list(source.heads), source.body, source.call],
-            "model_hash": storage.encode(model_hash),
-            "result": storage.encode(state.result),
-            "history": state.history,
-        }
-        arrays = {name: value.cpu() for name, value in state.mapping.named_buffers()}
-        if is_own(type(self)):
-            check_loadable(type(self), state.mapping, record, arrays)
-        return storage.write(storage.as_path(path), record, arrays)
+        return storage.write(storage.as_path(path), *record_of(self, self._fit_state, model_hash))
 
     @classmethod
     def load(cls, path: str | Path, *, model: nn.Module | None = None, force: bool = False) -> Self:
@@ -461,42 +436,13 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         """
         path = storage.as_path(path)
         record, arrays = storage.read(path)
-        kind = cls._named(record["calibrator"], record.get("module"), path)
+        kind = class_named(cls, Calibrator._known, record["calibrator"], record.get("module"), path)
         if not issubclass(kind, cls):
             raise invalid("path", f"{path}, a saved {kind.__name__}", f"a saved {cls.__name__}")
-        if is_own(kind):
-            check_options(kind, record["options"], path)
-        with storage.damage_named(path):
-            calibrator = kind(**record["options"])
-            calibrator._state = restored(kind, record, arrays)
+        calibrator = made_from(kind, record, arrays, path)
         if model is not None and not force:
             calibrator.check_weights(model)
         return calibrator
-
-    @classmethod
-    def _named(cls, name: object, module: object, path: str | Path) -> type[Calibrator]:
-        """The class that a file names. Only classes that are already defined are considered; nothing is imported.
-
-        Of several with this name it is that of the same module. Files of earlier versions name no module: a class of
-        tcil is then meant rather than one of the user's own.
-        """
-        known = Calibrator._known.get(name, {}) if isinstance(name, str) else {}
-        if cls in known.values():
-            return cls
-        module = module if isinstance(module, str) else None
-        own = module is not None and not is_of_tcil(module)
-        kinds = [kind for kind in known.values() if is_own(kind) == own] or ([] if own else list(known.values()))
-        if module in known:
-            kinds = [known[module]]
-        if len(kinds) > 1:
-            homes = ", ".join(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
-            advice = "Call load on the class itself."
-            raise invalid("path", f"{path}, a saved {name!r}", f"a name that only one class has, not {homes}", advice)
-        if not kinds:
-            names = ", ".join(sorted(Calibrator._known))
-            advice = f"Import the module that defines it first{f' ({module!r:.80})' if own else ''}."
-            raise invalid("path", f"{path}, a saved {name!r:.80}", f"one of {names}", advice)
-        return kinds[0]
 
     # for subclasses ------------------------------------------------------------------------------------------
 
@@ -581,39 +527,6 @@ def load(path: str | Path, *, model: nn.Module | None = None, force: bool = Fals
     return Calibrator.load(path, model=model, force=force)
 
 
-class SingleTemperature(Calibrator[Result]):
-    """Base class of calibrators that fit a single temperature.
-
-    Attributes
-    ----------
-    temperature_ : float
-        The fitted temperature: logits are divided by it.
-
-    Examples
-    --------
-    >>> import tcil
-    >>> from tcil.extending import SingleTemperature
-    >>> isinstance(tcil.TCIL(), SingleTemperature), isinstance(tcil.PACT(), SingleTemperature)
-    (True, False)
-    """
-
-    map_type: ClassVar[type[CalibrationMap]] = TemperatureMap
-
-    @property
-    def temperature_(self) -> float:
-        """The fitted temperature, greater than 0."""
-        return float(cast(TemperatureMap, self._mapping()).temperature)
-
-    @staticmethod
-    def _map(temperature: float) -> TemperatureMap:
-        return TemperatureMap(torch.tensor(temperature, dtype=torch.float64))
-
-
 def _check_module(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits")
-
-
-def _plain_options(calibrator: Calibrator) -> Mapping[str, Any]:
-    values = calibrator.get_params().items()
-    return {name: str(v) if isinstance(v, torch.device) else storage.encode(v) for name, v in values}

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration.calibrators.arguments import new_class_mask, warn_unless_ok
-from tcil.calibration.calibrators.base import SingleTemperature
 from tcil.calibration.calibrators.fitted import History
+from tcil.calibration.calibrators.single_temperature import SingleTemperature
 from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.weights import UsedWeights

@@ -1,23 +1,18 @@
-"""The state of a fitted calibrator, which is checked when it is saved and when it is restored from a record."""
+"""The state of a fitted calibrator, and what must hold of it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from tcil.calibration import storage
 from tcil.calibration.calibrators.maps import CalibrationMap, copied
 from tcil.calibration.inputs.features import FeatureSource
 from tcil.calibration.inputs.weights import UsedWeights
-from tcil.foundation.arrays import as_classes
 from tcil.foundation.errors import invalid
-from tcil.foundation.parameters import Parameterised
 
 if TYPE_CHECKING:
     from tcil.calibration.calibrators.base import Calibrator
@@ -42,46 +37,6 @@ class FittedState:
     def used(self) -> Sequence[int]:
         """The logit columns of the classes."""
         return self.columns or range(len(self.classes))
-
-
-def restored(kind: type[Calibrator], record: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> FittedState:
-    """The fitted state in a record; raises if no fit could have produced it."""
-    state = FittedState(
-        mapping=kind.map_type(**arrays),
-        classes=_labels(record["classes"], "classes"),
-        result=storage.decode(kind.result_type, record["result"]),
-        head_width=storage.decode(int | None, record["head_width"]),
-        columns=None if record["columns"] is None else _labels(record["columns"], "columns"),
-        source=_source(record["features"]),
-        model_hash=_weights(record["model_hash"]),
-        history=record["history"],
-    )
-    width, columns = state.head_width, state.used
-    if len(columns) != len(state.classes) or min(columns) < 0:
-        raise ValueError(f"{len(columns)} columns for {len(state.classes)} classes")
-    if width is not None and max(columns) >= width:
-        raise ValueError(f"the column {max(columns)} of a head with {width}")
-    if not isinstance(state.history, dict | None):
-        raise ValueError("a history that is not a record")
-    check_sound(kind, state)
-    return state
-
-
-def _labels(value: Any, argument: str) -> tuple[int, ...]:
-    return as_classes(storage.decode(tuple[int, ...], value), argument)
-
-
-def _source(value: Any) -> FeatureSource | None:
-    if value is None:
-        return None
-    heads, body, call = storage.decode(tuple[tuple[str, ...], str | None, int], value)
-    if call < 0 or not (heads or body):
-        raise ValueError(f"features {value}")
-    return FeatureSource(heads, body, call)
-
-
-def _weights(value: Any) -> UsedWeights | str | None:
-    return cast(UsedWeights | str | None, storage.decode(UsedWeights if isinstance(value, dict) else str | None, value))
 
 
 def is_of_tcil(module: str) -> bool:
@@ -128,42 +83,6 @@ def check_map(mapping: CalibrationMap, n_classes: int) -> None:
     if not torch.allclose(given, anew, rtol=0, atol=1e-9):
         expected = "a map whose buffers are its entire state, since wrap and load make it from them"
         raise invalid("mapping", f"{name}, which gives other probabilities when made from its buffers", expected)
-
-
-def check_loadable(
-    kind: type[Calibrator], mapping: CalibrationMap, record: Mapping[str, Any], arrays: Mapping[str, Tensor]
-) -> None:
-    """Raise if a file with this record could not be loaded, or not as the same function."""
-    name = kind.__name__
-    for attribute in ("map_type", "result_type"):
-        if not hasattr(kind, attribute):
-            raise invalid(f"{name}.{attribute}", "nothing", "a class, set in the body of the calibrator")
-    if type(mapping) is not kind.map_type:
-        given = f"{kind.map_type.__name__}, where the fitted map is a {type(mapping).__name__}"
-        raise invalid(f"{name}.map_type", given, "the class of the map, since load makes it from that")
-    for part in ("options", "result", "history"):
-        try:
-            json.dumps(record[part], allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise invalid(part, str(error), "plain numbers, strings, lists and dictionaries, which JSON has") from None
-    try:
-        read = json.loads(json.dumps(dict(record)))
-        kind(**read["options"])
-        restored(kind, read, arrays)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        expected = f"a fit that {name}.map_type and {name}.result_type can be made from"
-        raise invalid("calibrator", f"a {name} whose file could not be loaded ({error})", expected) from None
-
-
-def check_options(kind: type[Calibrator], options: Mapping[str, Any], path: Path) -> None:
-    """Raise if a file has options that the class does not have, or has no more."""
-    if kind.get_params is not Parameterised.get_params:  # options of its own kind, such as scikit-learn's
-        return
-    known = [field.name for field in fields(kind)]
-    if unknown := [name for name in options if name not in known]:
-        given = f"{path}, a saved {kind.__name__} with the options {', '.join(unknown)}"
-        expected = f"those of the class as it is now ({', '.join(known) or 'none'})"
-        raise invalid("path", given, expected, "Has the class changed since?")
 
 
 def check_sound(kind: type[Calibrator], state: FittedState) -> None:

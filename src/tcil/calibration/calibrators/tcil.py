@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tcil.calibration.calibrators.arguments import missing_valid, positive
-from tcil.calibration.calibrators.base import SingleTemperature
+from tcil.calibration.calibrators.single_temperature import SingleTemperature
 from tcil.calibration.exemplars import (
     BATCH_SIZE,
     Exemplars,

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Self, overload
 import torch
 
 from tcil.calibration.calibrators.arguments import new_class_mask, warn_unless_ok
-from tcil.calibration.calibrators.base import Calibrator, SingleTemperature
+from tcil.calibration.calibrators.base import Calibrator
 from tcil.calibration.calibrators.fitted import History
 from tcil.calibration.calibrators.maps import CalibrationMap, GroupTemperatureMap
+from tcil.calibration.calibrators.single_temperature import SingleTemperature
 from tcil.calibration.temperature import Solver, TemperatureFit, solve_temperature
 from tcil.foundation.arrays import ArrayLike, as_classes, as_logits, logits_and_columns, whole_number
 from tcil.foundation.errors import invalid
