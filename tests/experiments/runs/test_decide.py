@@ -149,3 +149,9 @@ def test_a_class_without_reserved_images_takes_the_promise_away(missing):
     )
     figures = decision_figures(cut, softmax, backed=True)
     assert {found.kind for found in (*figures.risks, *figures.sets)} == {"model_based"}
+
+
+def test_classes_that_came_back_are_new():
+    task = dataclasses.replace(finished(), returned=(1,))
+    new = task.is_new(torch.arange(len(task.seen))).nonzero().squeeze(1).tolist()
+    assert new == sorted(task.current) == [1, *task.new_columns]

@@ -92,7 +92,7 @@ def analyse_task(
     `magnitude` is what T-CIL found; `tell` is called before each step with the number of those done.
     """
     right = (task.test_logits.argmax(1) == task.test_columns).double()
-    new_test = task.test_columns >= task.new_columns.start
+    new_test = task.is_new(task.test_columns)
     tell(0)
     gaps = {}
     with exemplars_of(task) as exemplars:

@@ -71,7 +71,7 @@ def _backing_rows(task: FinishedTask) -> Tensor | None:
     counts = torch.bincount(task.reserve_columns, minlength=len(task.seen))
     if not bool(counts.all()):
         return None
-    is_new = torch.isin(torch.arange(len(counts)), torch.tensor(task.current))
+    is_new = task.is_new(torch.arange(len(counts)))
     order = torch.randperm(len(task.reserve_columns), generator=torch.Generator().manual_seed(0))
     kept = []
     for column in task.seen:

@@ -97,6 +97,10 @@ class FinishedTask:
         """What calibrators take as new classes: those that the task brought images of, for the first time or again."""
         return [*self.new_columns, *self.returned]
 
+    def is_new(self, columns: Tensor) -> Tensor:
+        """Which of these columns calibrators take for new: those of new classes, and of classes that came back."""
+        return torch.isin(columns, torch.tensor(self.current))
+
 
 class NotApplicable(Exception):
     """A calibrator lacks what it needs on this task (no images, no reserve); its row says why.
@@ -230,7 +234,7 @@ def _first_task(task: FinishedTask, **options: Any) -> Calibrator:
 def _reserve(task: FinishedTask) -> Labelled:
     if not len(task.reserve_columns):
         raise NotApplicable(NotApplicableReason.NEEDS_RESERVE)
-    old = ~torch.isin(task.reserve_columns, torch.tensor(task.current))
+    old = ~task.is_new(task.reserve_columns)
     if not bool(old.any()):
         raise NotApplicable(NotApplicableReason.NO_OLD_TASK)
     # Old classes from the reserve, new ones from the validation set.
