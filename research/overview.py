@@ -374,7 +374,7 @@ def hidden(found: Sequence[Source]) -> Picture:
         _legend(figure, panels)
         caption = (
             "ECE of images predicted as old classes and as new classes, mean over tasks and seeds. One temperature,"
-            " even the oracle's, leaves both far from 0; a bias between old and new classes (PACT) brings both down."
+            " even the oracle's, leaves one of the two far from 0 with most learners; PACT has a bias between them."
         )
         return picture(figure, caption, "ECE predicted old and predicted new, %. " + "; ".join(words))
 

@@ -412,6 +412,10 @@ class TestHistory:
         assert twice.history_ == once.history_
         assert "before" not in once.history_["before"]
         assert once.history_["before"]["new_classes"] == [0, 1]
+        twice.partial_fit(world.model, memory, valid, (label for label in NEW), imbalance=20.0)  # read once only
+        assert twice.result_ == once.result_
+        with pytest.raises(TypeError, match="new_classes"):
+            once.partial_fit(world.model, memory, valid)
         with pytest.raises(ValueError, match="history: got"):
             tcil.PACT().fit(world.model, memory, valid, NEW, imbalance=20.0, history={**once.history_, "before": {}})
         held = world.draw(torch.arange(40) % 2)  # another task of a network that is frozen

@@ -375,6 +375,8 @@ class TestLabels:
             tcil.predict_logits(model, valid, calibrator=calibrator, classes=seen)
         with pytest.raises(tcil.NotFittedError):
             tcil.predict_logits(model, valid, calibrator=tcil.TCIL())
+        with pytest.raises(ValueError, match="calibrator: got RiskThreshold; expected a fitted calibrator"):
+            tcil.predict_logits(model, valid, calibrator=tcil.decisions.RiskThreshold())
         assert torch.allclose(logits, tcil.predict_logits(task.model, task.valid, classes=range(6))[0], atol=1e-4)
         accuracy = tcil.metrics.accuracy(calibrator.predict_proba(logits), labels, classes=calibrator.classes_)
         assert accuracy == tcil.metrics.accuracy(plain.predict_proba(logits), task.valid[1])

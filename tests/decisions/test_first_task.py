@@ -35,6 +35,11 @@ def test_a_promise_is_that_of_new_images_alone(drawn, groups, design, tmp_path):
     assert rule.accept(probs).any()
 
 
+def test_a_mixture_without_new_images_is_refused(drawn):
+    with pytest.raises(ValueError, match="mixture: got 100 % old and 0 % new images; expected a share of new images"):
+        RiskThreshold(risk=0.3, mixture={"old": 1.0, "new": 0.0}).fit(*drawn, ALL_NEW)
+
+
 def test_claims_are_of_one_group(drawn):
     probs, _ = drawn
     rule = ModelBasedThreshold(risk=0.3, groups="predicted").fit(probs, ALL_NEW)

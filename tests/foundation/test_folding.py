@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import tcil
@@ -67,6 +68,19 @@ def test_other_threads_run_the_layers_as_they_were():
         assert len(calls) == len(pairs)
         network(x)
     assert len(calls) == len(pairs)  # this thread ran none of them
+
+
+def test_a_backward_pass_in_another_thread_runs_the_folded_layers_again():
+    """As autograd does on a GPU, where a checkpoint runs its layers a second time."""
+    network, x = trained(small_cnn()), images().requires_grad_()
+
+    def gradient(run):
+        with swapped(network, pairs):
+            total = torch.utils.checkpoint.checkpoint(network, x, use_reentrant=False).sum()
+            return run(lambda: torch.autograd.grad(total, x)[0])
+
+    pairs = pairs_of(network, x.detach())
+    assert torch.equal(gradient(elsewhere), gradient(lambda work: work()))
 
 
 def test_a_pass_of_another_thread_is_not_watched():

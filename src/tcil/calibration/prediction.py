@@ -117,6 +117,8 @@ def predict_logits(
         if classes is not None or columns is not None:
             given = f"a calibrator beside {'classes' if classes is not None else 'columns'}"
             raise invalid("calibrator", given, "one of the two")
+        if not hasattr(type(calibrator), "columns_"):
+            raise invalid("calibrator", type(calibrator).__name__, "a fitted calibrator")
         classes, columns = calibrator.classes_, calibrator.columns_
     names, places = classes_and_columns(classes, columns)
     batch_size = whole_number(batch_size, "batch_size", 1)

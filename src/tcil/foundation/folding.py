@@ -79,6 +79,11 @@ def close(a: Tensor, b: Tensor) -> bool:
     return gap <= 1e-4 * (1.0 + size)
 
 
+def _in_a_backward_pass() -> bool:
+    """On a GPU, autograd has threads of its own, in which checkpoints run their layers again: the same as before."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 @contextmanager
 def swapped(model: nn.Module, pairs: Sequence[Pair], *, shared: bool = True) -> Iterator[None]:
     """Context in which the model runs with folded convolutions; its layers are restored on exit.
@@ -92,7 +97,7 @@ def swapped(model: nn.Module, pairs: Sequence[Pair], *, shared: bool = True) -> 
         home, _, last = name.rpartition(".")
         parent, before = model.get_submodule(home), model.get_submodule(name)
         if shared:
-            layer.forward = in_this_thread(layer.forward, before)
+            layer.forward = in_this_thread(layer.forward, before, or_if=_in_a_backward_pass)
         replaced.append((parent, last, before))
         parent._modules[last] = layer
 

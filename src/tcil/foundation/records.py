@@ -34,7 +34,8 @@ class Record:
     def rows(self) -> list[tuple[str, str]]:
         """The names and values to show, as text; a `message` of its own first."""
         shown = list[tuple[str, str]]()
-        if isinstance(message := getattr(self, "message", None), str):
+        named = {field.name for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        if "message" not in named and isinstance(message := getattr(self, "message", None), str):
             shown.append(("in words", message))
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             name, value = field.name.replace("_", " "), getattr(self, field.name)

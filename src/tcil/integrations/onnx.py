@@ -212,7 +212,7 @@ def verify(
     missing = set(OUTPUTS) - {entry.name for entry in session.get_outputs()}
     if missing:
         raise invalid("path", f"a model without the outputs {sorted(missing)}", "one written by export")
-    largest, within, alike, counted, rows = 0.0, True, 0, 0, 0
+    largest, within, alike, counted, rows, judged = 0.0, True, 0, 0, 0, 0
     served = _Served(calibrated)
     allowed = _TOLERANCE[_TYPES.get(calibrated.calibration.dtype, "float64")] if tolerance is None else tolerance
     with _evaluated(served), torch.no_grad():
@@ -222,7 +222,8 @@ def verify(
             theirs, _, their_label = session.run(list(OUTPUTS), fed)
             expected = ours.cpu().double().numpy()
             gap = np.where(np.isfinite(theirs), np.abs(expected - theirs), np.inf).max(axis=1)
-            rounding = _rounding(log_ours.cpu().double().numpy())
+            rounding = _rounding(log_ours.cpu().double().numpy(), expected)
+            judged += int((rounding <= allowed).sum())
             largest = max(largest, float(gap[rounding <= allowed].max(initial=0.0)))
             within = within and bool((gap <= np.maximum(rounding, allowed)).all())
             best = np.sort(expected, axis=1)
@@ -230,13 +231,17 @@ def verify(
             alike += int(((label.cpu().numpy() == their_label) & clear).sum())
             counted, rows = counted + int(clear.sum()), rows + len(expected)
     share = alike / counted if counted else 1.0
-    return Verification(largest, share, rows, allowed, within and share == 1.0)
+    return Verification(largest, share, rows, allowed, within and share == 1.0 and judged > 0)
 
 
-def _rounding(log_probs: Floats) -> Floats:
-    """What the rounding of a network in float32 may change in each row: some units of its largest logit over T."""
-    finite = np.where(np.isfinite(log_probs), np.abs(log_probs), 0.0)
-    rounding: Floats = _UNITS * np.finfo(np.float32).eps * finite.max(axis=1)
+def _rounding(log_probs: Floats, probs: Floats) -> Floats:
+    """What the rounding of a network in float32 may change in the probabilities of each row.
+
+    Some units of the last digit of its largest logit over T, where that changes a probability: none near 0 and 1.
+    """
+    largest = np.where(np.isfinite(log_probs), np.abs(log_probs), 0.0).max(axis=1, keepdims=True)
+    shift = np.minimum(2 * _UNITS * np.finfo(np.float32).eps * largest, 50.0)
+    rounding: Floats = (np.expm1(shift) * probs * (1 - probs)).max(axis=1)
     return rounding
 
 

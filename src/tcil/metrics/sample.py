@@ -66,6 +66,8 @@ class Score(float):
         told = ", ".join(f"{group} {value:.4g}" for group, value in self.by_group.items())
         return f"{float(self):.4g} ({told})"
 
+    __str__ = float.__repr__  # as a number, in files for instance
+
 
 Result = TypeVar("Result")
 

@@ -173,6 +173,7 @@ def test_time_left_of_a_run_that_resumes_inside_a_task(tmp_path):
     assert at(10.0, 0, 800) is None  # found
     assert at(110.0, 0, 900) == pytest.approx(100 * (10_000 - 4_410) / 490)
     assert at(210.0, 0, 0, "calibrate") == pytest.approx(200 * (10_000 - 4_900) / 980)
+    assert at(300.0, 1, 0, "analyse") is None  # what that costs is not known
 
 
 def test_no_time_left_is_told_from_too_little(tmp_path):

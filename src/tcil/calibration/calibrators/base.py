@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, overload
@@ -139,6 +139,9 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             advice = "Use fit(..., history=...) to pass a history."
             raise invalid("history", "an argument of partial_fit", "none: the calibrator keeps its own", advice)
         if "history" in inspect.signature(self.fit).parameters:
+            # Read twice: by `_earlier`, and by `fit`.
+            args = tuple(tuple(value) if isinstance(value, Iterator) else value for value in args)
+            kwargs = {name: tuple(value) if isinstance(value, Iterator) else value for name, value in kwargs.items()}
             kwargs["history"] = self._earlier(*args, **kwargs)
         return cast(Self, self.fit(*args, **kwargs))
 
@@ -361,7 +364,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             advice = "Fit again after every change of the weights, or pass force=True to skip this check."
             if returns_calibrated(model):
                 advice = "It is calibrated already: pass the network that was wrapped."
-            elif any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
+            elif any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
                 advice += " If it was converted to another dtype, wrap it first: calibrator.wrap(model).half()."
             raise WeightsMismatchError(
                 f"model: its weights are not those that this {type(self).__name__} was fitted on (hash {digest}). "

@@ -158,7 +158,8 @@ class CalibrationMap(nn.Module):
 
     def extra_repr(self) -> str:
         """The numbers that define the map, for `print(model)`; arrays are left out."""
-        single = {name: value for name, value in self.named_buffers() if value.is_floating_point() and not value.ndim}
+        named = [(name, value) for name, value in self.named_buffers() if not (value.ndim or value.is_meta)]
+        single = {name: value for name, value in named if value.is_floating_point()}
         return ", ".join(f"{name}={float(value):.4g}" for name, value in single.items())
 
     def set_state(self, **state: Tensor) -> None:

@@ -172,6 +172,8 @@ class RiskThreshold(AcceptRule[RiskThresholdResult]):
         action = Action(self.top_k, cast(Costs | None, self.costs))
         ends, words = mixture_ends(self.mixture)
         if ends is not None and images.new.all():  # a first task: images of old classes cannot come
+            if all(new == 0 for _, new in ends):
+                raise invalid("mixture", words, "a share of new images, since all classes are new")
             ends, words = ((0.0, 1.0),), "all classes are new"
         if new_classes is None and (ends is not None or self.groups is ThresholdGroups.PREDICTED):
             advice = "Or say mixture='as_sampled' if the images are one draw of what the rule will meet."
@@ -306,7 +308,8 @@ def smallest_reserve(
     -------
     int
         Images of old classes, and as many of new ones; with mixture "as_sampled", of both together. For a stratified
-        draw, round it up to a multiple of the classes of each group.
+        draw, round it up to a multiple of the classes of each group. After a first task, ask with groups "pooled" and
+        the mixture {"old": 0, "new": 1}.
 
     Examples
     --------

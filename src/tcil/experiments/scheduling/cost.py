@@ -232,8 +232,8 @@ class Outlook:
     def left_of(self, job: Job) -> float | None:
         """The seconds left of a running job when `left` last looked; None until there is a measurement."""
         pace, total = self._paces.get(job), self._costs[job].total
-        if pace is None or pace.until - pace.since < self.LEAST_SECONDS:
-            return None
+        if pace is None or pace.until - pace.since < self.LEAST_SECONDS or pace.by_then >= total:
+            return None  # at the end what is left, such as an analysis, is not counted
         work = pace.by_then - pace.at_first
         return (total - pace.by_then) * (pace.until - pace.since) / work if work >= self.LEAST_SHARE * total else None
 

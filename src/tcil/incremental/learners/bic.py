@@ -19,7 +19,6 @@ from tcil.incremental.learners.base import (
     distilling_loss,
     frozen_copy,
 )
-from tcil.incremental.pretrained.heads import CosineHead
 
 _HELD = 900  # key of the random stream that selects the held-out rows
 
@@ -129,7 +128,7 @@ class BiC(Learner):
 def _check_head(model: nn.Module) -> None:
     """Refuse, before anything is trained, a head into which alpha and beta cannot be folded."""
     head = getattr(model, "fc", None)
-    if isinstance(head, nn.Linear) and not isinstance(head, CosineHead) and head.bias is not None:
+    if isinstance(head, nn.Linear) and head.bias is not None:
         return
     what = "missing" if head is None else f"a {type(head).__name__}"
     bare = " without a bias" if isinstance(head, nn.Linear) and head.bias is None else ""

@@ -350,7 +350,9 @@ class PACT(Calibrator[PACTResult]):
         if history is None or "before" not in history:
             return history
         given = inspect.signature(self.fit).bind_partial(*args, **kwargs).arguments
-        again = sorted(as_new_classes(given.get("new_classes"))) == history.get("new_classes")
+        if "new_classes" not in given:  # which fit will say
+            return history
+        again = sorted(as_new_classes(given["new_classes"])) == history.get("new_classes")
         return cast("History | None", history["before"]) if again else history
 
     def _read_reserve(
