@@ -138,10 +138,12 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         if "history" in kwargs:
             advice = "Use fit(..., history=...) to pass a history."
             raise invalid("history", "an argument of partial_fit", "none: the calibrator keeps its own", advice)
-        if "history" in inspect.signature(self.fit).parameters:
-            # Read twice: by `_earlier`, and by `fit`.
-            args = tuple(tuple(value) if isinstance(value, Iterator) else value for value in args)
-            kwargs = {name: tuple(value) if isinstance(value, Iterator) else value for name, value in kwargs.items()}
+        signature = inspect.signature(self.fit)
+        if "history" in signature.parameters:
+            given = signature.bind_partial(*args, **kwargs)
+            if isinstance(labels := given.arguments.get("new_classes"), Iterator):
+                given.arguments["new_classes"] = tuple(labels)  # read twice: by `_earlier`, and by `fit`
+                args, kwargs = given.args, given.kwargs
             kwargs["history"] = self._earlier(*args, **kwargs)
         return cast(Self, self.fit(*args, **kwargs))
 

@@ -85,8 +85,8 @@ class StatusWriter:
         shown = self._what + progress.phase
         status = self._status("running", progress.task, progress.n_tasks, shown, progress.done, progress.total)
         last = self._last
-        paused = last is None or status.updated - last.updated > PAUSE
-        if last is None or paused or (last.task, last.phase) != (status.task, status.phase):
+        same = last is not None and (last.task, last.phase) == (status.task, status.phase)
+        if last is None or not same or status.updated - last.updated > PAUSE:
             self._write(status)
 
     @contextlib.contextmanager
