@@ -11,12 +11,8 @@ import torch
 from torch import nn
 
 import tcil
-from tcil.calibration.calibrators.perturbed import (
-    MAX_NOISE,
-    monotone_levels,
-    nelder_mead_levels,
-    union_temperature,
-)
+from tcil.calibration.calibrators.noise_levels import MAX_NOISE, monotone_levels, nelder_mead_levels
+from tcil.calibration.calibrators.perturbed import union_temperature
 from tcil.experiments.runs.entries import entry_of
 from tcil.options import Verdict
 

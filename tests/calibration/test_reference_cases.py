@@ -11,7 +11,8 @@ import torch
 
 import tcil
 from tcil.calibration.calibrators.ensemble import _best_temperature
-from tcil.calibration.calibrators.perturbed import nelder_mead_levels, union_temperature
+from tcil.calibration.calibrators.noise_levels import nelder_mead_levels
+from tcil.calibration.calibrators.perturbed import union_temperature
 from tcil.metrics.calibration_error import bin_of
 
 HERE = Path(__file__).resolve().parent

@@ -5,13 +5,9 @@ from tcil.calibration.calibrators.class_statistics import StatisticsResult, Stat
 from tcil.calibration.calibrators.ensemble import EnsembleResult, EnsembleTemperatureScaling
 from tcil.calibration.calibrators.isotonic import IsotonicResult, MulticlassIsotonic
 from tcil.calibration.calibrators.maps import CalibrationMap
+from tcil.calibration.calibrators.noise_levels import NoiseLevel, NoiseSearch
 from tcil.calibration.calibrators.pact import PACT, PACTConstants, PACTEvidence, PACTResult
-from tcil.calibration.calibrators.perturbed import (
-    NoiseLevel,
-    NoiseSearch,
-    PerturbedResult,
-    PerturbedTemperatureScaling,
-)
+from tcil.calibration.calibrators.perturbed import PerturbedResult, PerturbedTemperatureScaling
 from tcil.calibration.calibrators.single_temperature import SingleTemperature
 from tcil.calibration.calibrators.tcil import TCIL, TCILEvidence, TCILResult
 from tcil.calibration.calibrators.temperature_scaling import (

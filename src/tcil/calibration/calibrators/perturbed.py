@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -12,6 +12,13 @@ from torch import Tensor, nn
 
 from tcil.calibration.calibrators.arguments import BOUNDS, missing_valid, positive, warn_unless_ok
 from tcil.calibration.calibrators.maps import CalibrationMap
+from tcil.calibration.calibrators.noise_levels import (
+    MAX_NOISE,
+    NoiseLevel,
+    NoiseSearch,
+    monotone_levels,
+    nelder_mead_levels,
+)
 from tcil.calibration.calibrators.single_temperature import SingleTemperature
 from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
@@ -28,77 +35,10 @@ from tcil.foundation.arrays import (
     whole_number,
 )
 from tcil.foundation.errors import NotReachableError, invalid
-from tcil.foundation.options import Option, Verdict
+from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
 
-MAX_NOISE = 100.0
-TOLERANCE = 0.03  # relative to the clean accuracy
-LAST_TOLERANCE = 0.05  # the original's wider tolerance for the last level
-_SCAN = (0.0, *np.geomspace(MAX_NOISE / 2**14, MAX_NOISE, 29).tolist())  # half an octave apart
-_PRECISION = 1e-3  # relative to the noise; finer than the validation images can resolve
-_ROUNDING = 1e-9  # tolerance for accuracies, which are multiples of 1/N
-_SIMPLEX_TOLERANCE = 1e-4  # the original's, for both noise and accuracy
-_SIMPLEX_EVALUATIONS = 200  # the original's: no step starts after this many
-
-
-class NoiseSearch(Option):
-    """How PerturbTS searches for the noise that lowers the accuracy to a level.
-
-    Examples
-    --------
-    >>> from tcil.options import NoiseSearch
-    >>> print(*(f"{s}: {s.meaning}" for s in NoiseSearch), sep="\\n")
-    monotone: scan noise up to 100 once, bisect to where the accuracy crosses each level; else "not reachable"
-    nelder-mead: the original's simplex search with fresh noise at every evaluation; it may collapse (for parity only)
-    """
-
-    MONOTONE = (
-        "monotone",
-        'scan noise up to 100 once, bisect to where the accuracy crosses each level; else "not reachable"',
-    )
-    NELDER_MEAD = (
-        "nelder-mead",
-        "the original's simplex search with fresh noise at every evaluation; it may collapse (for parity only)",
-    )
-
-
 _MOST_LEVELS = 1000  # each is a pass over the data, and a copy of its logits
-
-
-@dataclass(frozen=True)
-class NoiseLevel(Record):
-    """One level of PerturbTS.
-
-    Attributes
-    ----------
-    target_accuracy : float
-        The target accuracy.
-    noise : float
-        The standard deviation of the noise that the search found.
-    accuracy : float
-        The accuracy at this noise.
-    reachable : bool
-        Whether it is within the tolerance of the target.
-    evaluations : int
-        Number of passes over the data during the search.
-
-    Examples
-    --------
-    >>> from tcil.results import NoiseLevel
-    >>> print(NoiseLevel(target_accuracy=0.8, noise=0.25, accuracy=0.79, reachable=True, evaluations=5))
-    NoiseLevel
-      target accuracy  0.8
-      noise            0.25
-      accuracy         0.79
-      reachable        yes
-      evaluations      5
-    """
-
-    target_accuracy: float
-    noise: float
-    accuracy: float
-    reachable: bool
-    evaluations: int
 
 
 @dataclass(frozen=True)
@@ -256,51 +196,34 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
         with random_state.preserved(valid):
             stream = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack, max_batches=max_batches)
             with Classifier(model, device=self.device) as classifier:
-                clean, labels = stream_logits(classifier, stream)
-                width = clean.shape[1]
-                label_columns(labels, names, "valid labels", width, stream.doubt)
-                names = names or tuple(range(int(labels.max()) + 1))
-                if not 2 <= len(names) <= width:
-                    raise invalid("classes", f"{len(names)} labels", f"2 to {width}, the model's logit columns")
-                true_columns = label_columns(labels, names, "valid labels", width, stream.doubt)
-                frozen = self.search is NoiseSearch.MONOTONE
-                generator = torch.Generator().manual_seed(self.seed)
-
-                def logits_at(noise: float) -> Tensor:
-                    if frozen:
-                        generator.manual_seed(self.seed)
-                    noisy = stream_logits(classifier, stream, lambda x: x + noise * _drawn(x, generator))
-                    return pick_columns(noisy[0], len(names), places)
-
-                def accuracy_at(noise: float) -> float:
-                    return float((logits_at(noise).argmax(dim=1) == true_columns).double().mean())
-
-                clean = pick_columns(clean, len(names), places)
-                check_own_unmasked(clean, true_columns, names, "valid labels")
-                warn_of_other_masks(clean, "model", names)
-                clean_accuracy = float((clean.argmax(dim=1) == true_columns).double().mean())
-                alive = clean != -torch.inf
-                chance = 1 / len(names) if bool(alive.all()) else float((1 / alive.double().sum(dim=1)).mean())
-                targets = np.linspace(clean_accuracy, chance, self.n_levels).tolist()
-                if frozen:
-                    levels = monotone_levels(accuracy_at, targets)
-                else:
-                    levels = nelder_mead_levels(accuracy_at, targets, self.start)
-                temperature: float | None = None
-                verdicts: tuple[Verdict, ...] = (Verdict.NOT_REACHABLE,)
-                reachable = all(level.reachable for level in levels)
-                if reachable or not frozen:  # the original returns a number even if it missed levels
-                    union = torch.cat([clean, *(logits_at(level.noise) for level in levels[1:])])
-                    targets_of_union = true_columns.repeat(self.n_levels)
-                    temperature, verdict = union_temperature(union, targets_of_union, bounded=self.bounded)
-                    verdicts = (verdict,)
-        result = PerturbedResult(temperature, reachable, levels, verdicts, len(true_columns))
+                noisy = _NoisySet(classifier, stream, names, places, self.seed, frozen=self._frozen)
+                levels = self._levels(noisy)
+                temperature, verdict = self._temperature(noisy, levels)
+        reachable = all(level.reachable for level in levels)
+        result = PerturbedResult(temperature, reachable, levels, (verdict,), len(noisy.columns))
         mapping = self._map(float("nan") if temperature is None else temperature)
+        names, width = noisy.names, noisy.head_width
         used = UsedWeights.of(model, classifier.head, places or range(len(names)))
         self._fitted(mapping, names, result, head_width=width, columns=places, source=classifier.head, model_hash=used)
-        for verdict in verdicts:
-            warn_unless_ok(verdict, "PerturbedTemperatureScaling", len(true_columns))
+        warn_unless_ok(verdict, "PerturbedTemperatureScaling", len(noisy.columns))
         return self
+
+    @property
+    def _frozen(self) -> bool:
+        return self.search is NoiseSearch.MONOTONE
+
+    def _levels(self, noisy: _NoisySet) -> tuple[NoiseLevel, ...]:
+        targets = np.linspace(noisy.clean_accuracy, noisy.chance, self.n_levels).tolist()
+        if self._frozen:
+            return monotone_levels(noisy.accuracy, targets)
+        return nelder_mead_levels(noisy.accuracy, targets, self.start)
+
+    def _temperature(self, noisy: _NoisySet, levels: tuple[NoiseLevel, ...]) -> tuple[float | None, Verdict]:
+        """The temperature of all levels together; None if the default search missed one (the original's has one)."""
+        if self._frozen and not all(level.reachable for level in levels):
+            return None, Verdict.NOT_REACHABLE
+        union = torch.cat([noisy.clean, *(noisy.logits(level.noise) for level in levels[1:])])
+        return union_temperature(union, noisy.columns.repeat(len(levels)), bounded=self.bounded)
 
     def _mapping(self) -> CalibrationMap:
         result = self.result_
@@ -323,116 +246,58 @@ def union_temperature(z: Tensor, y: Tensor, *, bounded: bool) -> tuple[float, Ve
     return float(np.clip(fit.limit, *BOUNDS)), Verdict.AT_BOUND
 
 
-def _tolerances(targets: list[float]) -> list[float]:
-    """The tolerance of each level's accuracy, for all levels below the clean one."""
-    return [targets[0] * TOLERANCE] * (len(targets) - 2) + [targets[0] * LAST_TOLERANCE]
+class _NoisySet:
+    """The validation set under noise: its logits and accuracy at any standard deviation.
 
-
-def monotone_levels(accuracy_at: Callable[[float], float], targets: list[float]) -> tuple[NoiseLevel, ...]:
-    """For each target, the smallest noise at which the accuracy falls to it, or else is within the tolerance.
-
-    One scan of at most 29 evaluations serves all levels, and no noise is tried twice. A level adds at most 10
-    evaluations, or 20 if the accuracy jumps over the tolerance. A level that is not reachable gets the noise whose
-    accuracy is nearest.
+    With `frozen`, every noise is the same draw, scaled; otherwise each evaluation draws anew.
     """
-    clean = targets[0]
-    seen = {0.0: clean}
 
-    def accuracy(noise: float) -> float:
-        if noise not in seen:
-            seen[noise] = accuracy_at(noise)
-        return seen[noise]
+    def __init__(
+        self,
+        classifier: Classifier,
+        stream: ExampleStream,
+        names: tuple[int, ...] | None,
+        places: tuple[int, ...] | None,
+        seed: int,
+        *,
+        frozen: bool,
+    ) -> None:
+        self._classifier, self._stream, self._places = classifier, stream, places
+        self._seed, self._frozen, self._generator = seed, frozen, torch.Generator().manual_seed(seed)
+        clean, labels = stream_logits(classifier, stream)
+        self.head_width = width = clean.shape[1]
+        label_columns(labels, names, "valid labels", width, stream.doubt)
+        self.names = names or tuple(range(int(labels.max()) + 1))
+        if not 2 <= len(self.names) <= width:
+            raise invalid("classes", f"{len(self.names)} labels", f"2 to {width}, the model's logit columns")
+        self.columns = label_columns(labels, self.names, "valid labels", width, stream.doubt)
+        self.clean = pick_columns(clean, len(self.names), places)
+        check_own_unmasked(self.clean, self.columns, self.names, "valid labels")
+        warn_of_other_masks(self.clean, "model", self.names)
 
-    def smallest(goal: float, target: float, tolerance: float) -> float | None:
-        """The smallest noise found at which the accuracy is at most `goal` and within the tolerance of the target."""
+    @property
+    def clean_accuracy(self) -> float:
+        return self._accuracy(self.clean)
 
-        def near(noise: float) -> bool:
-            return abs(accuracy(noise) - target) <= tolerance + _ROUNDING
+    @property
+    def chance(self) -> float:
+        """The accuracy of a guess among the columns that are not masked."""
+        alive = self.clean != -torch.inf
+        return 1 / len(self.names) if bool(alive.all()) else float((1 / alive.double().sum(dim=1)).mean())
 
-        goal += _ROUNDING
-        if all(accuracy(noise) > goal for noise in _SCAN):
-            return None
-        high = min(noise for noise in seen if accuracy(noise) <= goal)
-        low = max(noise for noise in seen if noise < high)
-        while high - low > _PRECISION * max(high, _SCAN[1]):
-            middle = (low + high) / 2
-            low, high = (low, middle) if accuracy(middle) <= goal else (middle, high)
-        return next((noise for noise in (high, low) if near(noise)), None)
+    def accuracy(self, noise: float) -> float:
+        return self._accuracy(self.logits(noise))
 
-    levels = [NoiseLevel(clean, 0.0, clean, True, 0)]
-    for target, tolerance in zip(targets[1:], _tolerances(targets), strict=True):
-        before, noise = len(seen), None
-        if target < clean:  # a network that is no better than chance has no lower level
-            for goal in (target, target + tolerance):
-                noise = smallest(goal, target, tolerance) if noise is None else noise
-        reachable = noise is not None
-        if noise is None:
-            noise = min(seen, key=lambda n: (abs(seen[n] - target), n))
-        levels.append(NoiseLevel(target, noise, seen[noise], reachable, len(seen) - before))
-    return tuple(levels)
+    def logits(self, noise: float) -> Tensor:
+        if self._frozen:
+            self._generator.manual_seed(self._seed)
+        noisy, _ = stream_logits(
+            self._classifier, self._stream, lambda inputs: inputs + noise * _drawn(inputs, self._generator)
+        )
+        return pick_columns(noisy, len(self.names), self._places)
 
-
-def nelder_mead_levels(
-    accuracy_at: Callable[[float], float], targets: list[float], start: float
-) -> tuple[NoiseLevel, ...]:
-    """The original's search: each level starts a simplex {x, 1.5 x} at the noise of the previous level.
-
-    `accuracy_at` may be random: no evaluation is repeated, and the accuracy seen during the search is reported.
-    """
-    clean = targets[0]
-    levels = [NoiseLevel(clean, 0.0, clean, True, 0)]
-    for target, tolerance in zip(targets[1:], _tolerances(targets), strict=True):
-        best, evaluations = _simplex(accuracy_at, target, start, tolerance)
-        start = best.noise
-        # A negative standard deviation gives the same distribution as its absolute value.
-        levels.append(NoiseLevel(target, abs(best.noise), best.accuracy, best.miss < tolerance, evaluations))
-    return tuple(levels)
-
-
-@dataclass(frozen=True)
-class _Vertex:
-    """A noise that was tried, the accuracy there and its distance from the target."""
-
-    noise: float
-    accuracy: float
-    miss: float
-
-
-def _simplex(
-    accuracy_at: Callable[[float], float], target: float, start: float, tolerance: float
-) -> tuple[_Vertex, int]:
-    """Nelder-Mead in one dimension, where a simplex is two points; returns the best point and the evaluations.
-
-    It ends when the better point is within the tolerance, or when the two agree to 1e-4 both in noise and in accuracy.
-    """
-    evaluations = 0
-
-    def at(noise: float) -> _Vertex:
-        nonlocal evaluations
-        evaluations += 1
-        accuracy = accuracy_at(noise)
-        return _Vertex(noise, accuracy, abs(target - accuracy))
-
-    best, worst = sorted((at(start), at(1.5 * start)), key=_by_miss)
-    while evaluations < _SIMPLEX_EVALUATIONS and best.miss >= tolerance:
-        step = best.noise - worst.noise
-        if abs(step) <= _SIMPLEX_TOLERANCE and abs(best.miss - worst.miss) <= _SIMPLEX_TOLERANCE:
-            break
-        reflected = at(best.noise + step)
-        if reflected.miss < best.miss:
-            expanded = at(best.noise + 2 * step)
-            new = min(reflected, expanded, key=_by_miss)
-        else:
-            outside = reflected.miss < worst.miss
-            new = at(best.noise + (step / 2 if outside else -step / 2))
-            if not (new.miss <= reflected.miss if outside else new.miss < worst.miss):
-                new = at(best.noise - step / 2)  # shrink: fresh noise, so evaluated again
-        best, worst = sorted((best, new), key=_by_miss)
-    return best, evaluations
-
-
-def _by_miss(vertex: _Vertex) -> float:
-    return vertex.miss
+    def _accuracy(self, logits: Tensor) -> float:
+        return float((logits.argmax(dim=1) == self.columns).double().mean())
 
 
 def _drawn(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tcil
 from tcil.calibration.calibrators import Calibrator
-from tcil.calibration.calibrators.perturbed import MAX_NOISE
+from tcil.calibration.calibrators.noise_levels import MAX_NOISE
 from tcil.calibration.inputs.borrowing import borrowed
 from tcil.calibration.storage import encode
 from tcil.experiments.process import stopping
