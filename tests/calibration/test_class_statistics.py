@@ -156,3 +156,21 @@ def test_nothing_of_the_user_s_is_changed():
     assert torch.equal(x, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
+
+
+def test_a_masked_own_class_is_refused_as_by_other_calibrators():
+    class Masked(nn.Module):
+        def forward(self, x):
+            logits = head(3.0, 3)(x)
+            logits[::7, 2] = -torch.inf
+            return logits
+
+    with pytest.raises(ValueError, match="valid labels: got"):
+        tcil.StatisticsTemperatureScaling().fit(Masked(), draw(torch.arange(300) % 3, 0), range(3))
+
+
+def test_statistics_of_another_width_are_refused_also_where_no_old_class_is_among_the_classes():
+    before = tcil.StatisticsTemperatureScaling().fit(head(3.0, 2), new(0, 0), range(2), classes=range(2)).history_
+    wide = torch.randn(60, 16), 2 + torch.arange(60) % 2
+    with pytest.raises(ValueError, match="history: got statistics of 12 features for 16"):
+        tcil.StatisticsTemperatureScaling().fit(nn.Linear(16, 2), wide, [2, 3], classes=[2, 3], history=before)

@@ -438,3 +438,11 @@ class TestBadInput:
             tcil.PACT(keep_predictions=1)
         with pytest.raises(ValueError, match="tolerance"):
             tcil.PACT(tolerance=2.0)
+
+
+@pytest.mark.parametrize("argument", ["classes", "columns"])
+def test_classes_may_be_read_only_once(task, argument):
+    given = {"model": task.model, "memory": task.memory, "valid": task.valid, "new_classes": task.new_classes}
+    once = tcil.PACT().fit(**given, imbalance=9.0, **{argument: iter(range(task.seen))})
+    again = tcil.PACT().fit(**given, imbalance=9.0, **{argument: range(task.seen)})
+    assert once.temperature_ == again.temperature_

@@ -330,3 +330,9 @@ class TestBound:
         again = tcil.load(path)
         assert again.get_params() == calibrator.get_params()
         assert again.result_ == calibrator.result_
+
+
+def test_levels_closer_than_the_tolerance_are_no_error():
+    levels = monotone_levels(lambda noise: 0.9, [0.9, 0.89, 0.3])  # a network that noise does not reach
+    assert [level.reachable for level in levels] == [True, True, False]
+    assert levels[1].noise == 0.0

@@ -106,3 +106,9 @@ def test_the_model_is_as_it_was(network, memory):
 def test_evidence_is_there_after_a_fit_only():
     with pytest.raises(tcil.NotFittedError, match="no evidence"):
         _ = tcil.TCIL().evidence_
+
+
+def test_the_scale_of_inputs_far_from_zero_is_found():
+    inputs = 1e4 + torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
+    with open_exemplars(torch.nn.Linear(5, 4), (inputs, torch.arange(64) % 4), [2, 3], batch_size=10) as exemplars:
+        assert exemplars.spread == pytest.approx(float(inputs.double().std(correction=0)), rel=1e-3)

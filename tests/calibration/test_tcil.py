@@ -202,6 +202,12 @@ class TestMagnitudeSearch:
         steps = {round(step.magnitude, 9): step.temperature for step in found.trace}
         assert steps[round(below, 9)] < 3.0 <= steps[round(above, 9)]
 
+    @pytest.mark.parametrize("method", list(SearchMethod))
+    def test_a_tolerance_below_what_numbers_can_tell_apart_ends(self, method):
+        found = self.run(lambda magnitude: 4 * magnitude, 1.0, tolerance=1e-17, method=method)
+        assert found.reachable
+        assert found.magnitude == pytest.approx(0.25, abs=1e-15)
+
     def test_tolerance(self):
         assert len(self.run(lambda e: 10 * e, 3.0, tolerance=0.1).trace) == 1 + 4
 

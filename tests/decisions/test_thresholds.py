@@ -367,3 +367,15 @@ def test_a_rule_of_the_users_own_is_loaded_as_itself(tmp_path):
     path = MyOwnThreshold(risk=0.2, mixture="as_sampled").fit(probs, labels).save(tmp_path / "rule.json")
     assert type(decisions.load(path)) is type(MyOwnThreshold.load(path)) is MyOwnThreshold
     del DecisionRule._known["MyOwnThreshold"]
+
+
+def test_one_sample_of_all_images_is_counted_as_one():
+    """50 images of each group are 100 of one sample: enough to begin, but with errors."""
+    probs = np.full((100, 12), 0.01)
+    labels = np.arange(100) % 12
+    probs[np.arange(100), (labels + np.where(np.arange(100) % 3 == 0, 1, 0)) % 12] = 0.89
+    rule = RiskThreshold(risk=0.03, mixture="as_sampled", candidates=[0.5])
+    for groups in ({}, {"new_classes": range(6, 12)}):
+        (found,) = rule.fit(probs, labels, **groups).result_.thresholds
+        assert 50 < found.begins_at <= 100
+        assert found.verdict is DecisionVerdict.NONE_FOUND

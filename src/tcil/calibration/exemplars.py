@@ -301,20 +301,23 @@ def log_root_mean(sums: Tensor) -> float | None:
 
 
 class _Moments:
-    """Mean and standard deviation of numbers that are added in batches."""
+    """Mean and standard deviation of numbers that are added in batches, by the formula of Chan et al. (1979)."""
 
     def __init__(self) -> None:
-        self._count, self._total, self._squares = 0, 0.0, 0.0
+        self._count, self._mean, self._squares = 0, 0.0, 0.0  # squares are about the mean
 
     def add(self, values: Tensor) -> None:
-        self._count += values.numel()
-        self._total += float(values.mean()) * values.numel()
-        self._squares += float(values.square().mean()) * values.numel()
+        count = self._count + values.numel()
+        mean = float(values.double().mean())
+        apart = mean - self._mean
+        self._squares += float((values - mean).square().sum(dtype=torch.float64))
+        self._squares += apart**2 * self._count * values.numel() / count
+        self._mean += apart * values.numel() / count
+        self._count = count
 
     @property
     def deviation(self) -> float:
-        variance = self._squares / self._count - (self._total / self._count) ** 2
-        return float(max(variance, 0.0) ** 0.5)
+        return math.sqrt(self._squares / self._count)
 
 
 def _check_shape(inputs: Tensor, first: Tensor) -> None:

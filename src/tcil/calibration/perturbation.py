@@ -260,7 +260,10 @@ class _Search:
         """Both ends of the last bracket; if its upper end is `top`, that was never evaluated."""
         high = SearchStep(top, math.nan)
         while high.magnitude - low.magnitude > width:
-            step = self._step_at((low.magnitude + high.magnitude) / 2)
+            middle = (low.magnitude + high.magnitude) / 2
+            if middle in (low.magnitude, high.magnitude):  # no number lies between them
+                break
+            step = self._step_at(middle)
             low, high = (step, high) if self._is_low(step) else (low, step)
         return low, high
 

@@ -25,6 +25,11 @@ def checked_calibrator(calibrator: Any) -> Calibrator:
     return calibrator
 
 
+def takes_logits(calibrator: Calibrator) -> bool:
+    """Whether `fit` takes logits instead of a network and its inputs."""
+    return "logits" in inspect.signature(calibrator.fit).parameters
+
+
 def needs_memory(calibrator: Calibrator) -> bool:
     """Whether `fit` asks for exemplars."""
     return "memory" in inspect.signature(calibrator.fit).parameters
@@ -82,14 +87,16 @@ def _fitted(
 ) -> Calibrator:
     wanted = inspect.signature(calibrator.fit).parameters
     names = columns if classes is None else classes
-    if "logits" in wanted:
+    if takes_logits(calibrator):
         logits, labels = predict_logits(model, valid, classes=names, columns=columns, unpack=unpack)
         return calibrator.partial_fit(logits, labels, classes=names)
     given: dict[str, Any] = {"valid": valid, "classes": names, "columns": columns, "unpack": unpack, **more}
     if "memory" in wanted:
         if memory is None:
             raise invalid("memory", "None", f"the exemplars that {type(calibrator).__name__} perturbs")
-        given |= {"memory": memory, "new_classes": new_classes}
+        given["memory"] = memory
+    if "new_classes" in wanted:
+        given["new_classes"] = new_classes
     if "imbalance" in wanted:
         given["imbalance"] = imbalance
     return calibrator.partial_fit(model, **given)

@@ -18,7 +18,7 @@ from tcil.foundation import random_state
 from tcil.foundation.arrays import as_classes, as_labels, at_least_float32, classes_and_columns, pick_columns
 from tcil.foundation.errors import invalid, warnings_of
 from tcil.integrations.extras import missing_extra
-from tcil.integrations.fitting import checked_calibrator, fit_after_task, named_by, needs_memory
+from tcil.integrations.fitting import checked_calibrator, fit_after_task, named_by, needs_memory, takes_logits
 
 try:
     from transformers import PreTrainedModel
@@ -193,17 +193,17 @@ def fit(
     new = as_classes(new_classes, "new_classes", ordered=False)
     names = tuple(range(max(new) + 1)) if classes is None else as_classes(classes, "classes")
     places = tuple(range(len(names))) if columns is None else as_classes(columns, "columns")
-    if not needs_memory(calibrator):
+    if takes_logits(calibrator):
         logits, labels = predict_logits(model, valid, classes=names, columns=places)
         with warnings_of(named_by(new)):
             return calibrator.partial_fit(logits, labels, classes=names)
-    if memory is None:
+    if memory is None and needs_memory(calibrator):
         raise invalid("memory", "None", f"the exemplars that {type(calibrator).__name__} perturbs")
     embedded = EmbeddingClassifier(model)
     fit_after_task(
         calibrator,
         embedded,
-        memory=_embedded(embedded, memory, "memory"),
+        memory=None if memory is None else _embedded(embedded, memory, "memory"),
         valid=_embedded(embedded, valid, "valid"),
         new_classes=new,
         classes=names,

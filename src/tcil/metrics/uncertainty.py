@@ -40,7 +40,7 @@ def _resampled_gaps(
     # Not scipy.stats.bootstrap: stored intervals depend on these draws, and rows carry bins and weights.
     rng = np.random.default_rng(seed)
     scores = []
-    chunk = max(1, _DRAW_ELEMENTS // len(bin_index))
+    chunk = max(1, _DRAW_ELEMENTS // max(len(bin_index), n_bins))
     for start in range(0, n_draws, chunk):
         size = min(chunk, n_draws - start)
         rows, gaps = draw(rng, size)

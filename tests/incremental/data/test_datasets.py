@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tcil.incremental.data.datasets import cifar, load_dataset
 from tcil.incremental.data.datasets.files import read_pickle
+from tcil.incremental.data.datasets.pictures import decode
 from tcil.incremental.data.images import Dataset, ImageSet, Pixels
 from tcil.incremental.data.memory import Memory, UniformMemory
 from tcil.incremental.data.stream import TaskStream, class_order, equal_sizes
@@ -593,3 +594,10 @@ class TestOwnDatasets:
     def test_arrays_are_not_tensors(self):
         with pytest.raises(ValueError, match="labels: got ndarray; expected a torch tensor"):
             ImageSet(self.IMAGES, self.LABELS.numpy())
+
+
+def test_pictures_are_decoded_also_where_no_cache_can_be_written(tmp_path):
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "a.png")
+    images = decode([tmp_path / "a.png"], 8, tmp_path / "absent" / "cache.safetensors")
+    assert images[0, :, 0, 0].tolist() == [255, 0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from learner_tasks import task_data
 from tcil.incremental.learners.base import grow_head
+from tcil.incremental.learners.registry import make_learner
 from tcil.incremental.networks import small_cnn
 
 
@@ -36,3 +38,15 @@ class TestGrowingHeads:
     def test_a_head_that_cannot_grow(self, network, told):
         with pytest.raises(ValueError, match=f"network: got .*{told}; expected a linear layer fc"):
             grow_head(network, 6)
+
+
+@pytest.mark.parametrize("name", ["wa", "der", "ncm", "ranpac"])
+def test_a_network_without_a_linear_head_is_named_before_anything_is_trained(name, digits):
+    class Other(nn.Module):
+        def __init__(self, n_classes):
+            super().__init__()
+            self.classifier = nn.Linear(64, n_classes)
+
+    learner = make_learner(name, Other, 10, seed=0)
+    with pytest.raises(ValueError, match="network: got Other whose fc is missing; expected a linear layer fc"):
+        learner.begin_task(task_data(digits, 0))

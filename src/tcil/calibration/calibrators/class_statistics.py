@@ -18,9 +18,17 @@ from tcil.calibration.calibrators.single_temperature import SingleTemperature
 from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.weights import UsedWeights
+from tcil.calibration.prediction import stream_logits
 from tcil.calibration.temperature import TemperatureFit, solve_temperature
 from tcil.foundation import random_state
-from tcil.foundation.arrays import classes_and_columns, label_columns, pick_columns, whole_number
+from tcil.foundation.arrays import (
+    check_own_unmasked,
+    classes_and_columns,
+    label_columns,
+    pick_columns,
+    warn_of_other_masks,
+    whole_number,
+)
 from tcil.foundation.errors import invalid, shortened
 from tcil.foundation.options import Verdict
 from tcil.foundation.records import Record
@@ -175,15 +183,19 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
         names, places = classes_and_columns(classes, columns)
         with random_state.preserved(valid), Classifier(model, device=self.device) as classifier:
             stream = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack, max_batches=max_batches)
-            inputs, logits, labels = _passed(classifier, stream)
+            kept = list[Tensor]()
+            logits, labels = stream_logits(classifier, stream, lambda x: _noted(stream.keep(x), kept))
+            inputs = torch.cat(kept)
             if names is not None:
                 logits = pick_columns(logits, len(names), places)
             names = names or tuple(range(logits.shape[1]))
             true_columns = label_columns(labels, names, "valid labels", len(names), stream.doubt)
+            check_own_unmasked(logits, true_columns, names, "valid labels")
+            warn_of_other_masks(logits, "model", names)
             self._check_classes(true_columns, names, new_classes, statistics)
             before = statistics.without(set(labels.tolist()))
             old = [label for label in names if label in before.means]
-            if inputs.flatten(1).shape[1] != before.width and old:
+            if before.means and inputs.flatten(1).shape[1] != before.width:
                 given = f"statistics of {before.width} features for {inputs.flatten(1).shape[1]}"
                 raise invalid("history", given, "history_ of fits on the same features")
             merged = before.merged(inputs.flatten(1), labels, self.rank)
@@ -233,15 +245,10 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
             raise invalid("history", given, "history_ of the previous task, with statistics of every old class")
 
 
-def _passed(classifier: Classifier, stream: ExampleStream) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, logits and labels of a stream."""
-    inputs, logits, labels = list[Tensor](), list[Tensor](), list[Tensor]()
-    with torch.no_grad():
-        for x, y in stream:
-            inputs.append(stream.keep(x).detach().cpu().clone())
-            logits.append(classifier.logits(classifier.place(x)).cpu())
-            labels.append(y)
-    return torch.cat(inputs), torch.cat(logits), torch.cat(labels)
+def _noted(inputs: Tensor, kept: list[Tensor]) -> Tensor:
+    """The inputs as they are; a copy of them is added to the list."""
+    kept.append(inputs.detach().cpu().clone())
+    return inputs
 
 
 _SPREADS, _STEPS = (0.25, 4.0), 14  # the last bracket is 0.02 % wide

@@ -107,7 +107,7 @@ def monotone_levels(accuracy_at: Callable[[float], float], targets: list[float])
         if all(accuracy(noise) > goal for noise in _SCAN):
             return None
         high = min(noise for noise in seen if accuracy(noise) <= goal)
-        low = max(noise for noise in seen if noise < high)
+        low = max((noise for noise in seen if noise < high), default=high)
         while high - low > _PRECISION * max(high, _SCAN[1]):
             middle = (low + high) / 2
             low, high = (low, middle) if accuracy(middle) <= goal else (middle, high)

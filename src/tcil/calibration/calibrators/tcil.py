@@ -308,7 +308,6 @@ class TCIL(SingleTemperature[TCILResult]):
         TCIL
             The fitted calibrator.
         """
-        self._check_options()
         evidence = self.evidence(
             model, memory, valid, new_classes, classes=classes, columns=columns, features=features, unpack=unpack,
             max_batches=max_batches,
@@ -333,6 +332,7 @@ class TCIL(SingleTemperature[TCILResult]):
         max_batches: int = MAX_BATCHES,
     ) -> TCILEvidence:
         """Compute the data behind a fit, for methods that build on T-CIL; takes the arguments of `fit`."""
+        self._check_options()
         if valid is None:
             raise missing_valid()
         new = as_new_classes(new_classes)

@@ -36,7 +36,8 @@ class ThresholdSearch:
         passed, last_level = self._passed(rates, region, level)
         first = begins_at(test, region, level)
         if not passed.any():
-            few = min(rate.n for group, rate in rates.items() if test.met(group) and rate.n) < first
+            met = [rate.n for group, rate in rates.items() if test.met(group) and rate.n]
+            few = (sum(met) if test.ends is None else min(met)) < first  # one sample of all, or one of each group
             return GroupThreshold(
                 group=region,
                 threshold=math.inf,

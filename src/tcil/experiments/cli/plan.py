@@ -36,5 +36,6 @@ def _is_done(run: RunSettings, training: TrainingOptions) -> bool:
     if training.full_data and run.validation and not training.has_finished(run.on_all_data()):
         return False
     folder, wanted = RunFolder(training.out / run.name), set(specs_of(training.calibrators) or CALIBRATORS)
-    rows = [folder.read_task_result(task) for task in range(training.tasks_until or folder.n_results)]
+    tasks = folder.n_results
+    rows = [folder.read_task_result(task) for task in range(min(training.tasks_until or tasks, tasks))]
     return all(row is not None and wanted <= row.calibrators.keys() for row in rows)

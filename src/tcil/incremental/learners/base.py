@@ -371,12 +371,18 @@ def frozen_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
+def head_of(model: nn.Module, why: str) -> nn.Linear:
+    """The network's head `fc`; raises if it has no linear one, with what a learner does with it."""
+    head = getattr(model, "fc", None)
+    if isinstance(head, nn.Linear):
+        return head
+    given = f"{type(model).__name__} whose fc is {'missing' if head is None else f'a {type(head).__name__}'}"
+    raise invalid("network", given, f"a linear layer fc as its head, {why}")
+
+
 def grow_head(model: nn.Module, n_classes: int) -> None:
     """Add rows to `model.fc` up to `n_classes`; old rows keep their weights."""
-    old = getattr(model, "fc", None)
-    if not isinstance(old, nn.Linear | CosineHead):
-        given = f"{type(model).__name__} whose fc is {'missing' if old is None else f'a {type(old).__name__}'}"
-        raise invalid("network", given, "a linear layer fc as its head, which can grow")
+    old = head_of(model, "which can grow")
     if isinstance(old, CosineHead):
         model.fc = old.grown(n_classes)
         return

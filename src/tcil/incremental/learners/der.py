@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from tcil.foundation.folding import folded_copy
-from tcil.incremental.learners.base import FORWARD, Head, Learner, LearnerOptions, Schedule, Stage, TaskData, TaskSize
+from tcil.incremental.learners.base import (
+    FORWARD,
+    Head,
+    Learner,
+    LearnerOptions,
+    Schedule,
+    Stage,
+    TaskData,
+    TaskSize,
+    head_of,
+)
 from tcil.incremental.networks import ResNet
 
 
@@ -39,7 +49,7 @@ class ExpandableNetwork(nn.Module):
 
     def __init__(self, extractor: ResNet, n_classes: int) -> None:
         super().__init__()
-        width = extractor.fc.in_features
+        width = head_of(extractor, "which DER replaces").in_features
         self.fc = nn.Linear(width, n_classes)
         self.aux: nn.Linear | None = None
         extractor.fc = nn.Identity()  # type: ignore[assignment]

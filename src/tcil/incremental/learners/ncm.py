@@ -8,7 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from tcil.foundation.errors import invalid
-from tcil.incremental.learners.base import FORWARD, Head, Learner, LearnerOptions, Schedule, Stage, TaskData, TaskSize
+from tcil.incremental.learners.base import (
+    FORWARD,
+    Head,
+    Learner,
+    LearnerOptions,
+    Schedule,
+    Stage,
+    TaskData,
+    TaskSize,
+    head_of,
+)
 from tcil.incremental.pretrained.heads import CosineHead
 
 
@@ -18,7 +28,7 @@ class ClassMeans(nn.Module):
     def __init__(self, network: nn.Module, n_classes: int) -> None:
         super().__init__()
         self.network = network
-        self.fc: nn.Linear = cast(nn.Linear, network.fc)
+        self.fc = head_of(network, "whose rows become class means")
         network.fc = nn.Identity()
         self.register_buffer("sums", torch.zeros(n_classes, self.fc.in_features))
         self.register_buffer("counts", torch.zeros(n_classes))

@@ -16,6 +16,7 @@ from tcil.incremental.learners.base import (
     TaskData,
     TaskSize,
     distilling_loss,
+    head_of,
 )
 
 
@@ -84,6 +85,4 @@ def align_weights(model: nn.Module, old: int, seen: int) -> float:
 
 
 def _head(model: nn.Module) -> nn.Linear:
-    head = model.fc
-    assert isinstance(head, nn.Linear)
-    return head
+    return head_of(model, "whose rows WA aligns")

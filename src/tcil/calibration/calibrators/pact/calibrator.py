@@ -304,7 +304,8 @@ class PACT(Calibrator[PACTResult]):
         given = parse_imbalance(imbalance)
         _check_history_of(model, history)
         new = as_new_classes(new_classes)
-        names, places = classes_and_columns(classes, columns)
+        names_given, places = classes_and_columns(classes, columns)
+        names = names_given
         with random_state.preserved(memory, valid, reserve):
             stream = partial(ExampleStream, batch_size=self.batch_size, unpack=unpack, max_batches=max_batches)
             spare = None if reserve is None else stream(reserve, "reserve")
@@ -321,7 +322,7 @@ class PACT(Calibrator[PACTResult]):
                     old = ~torch.isin(spare.labels, torch.tensor(new))
                     _check_unseen(_all_digests(spare), old, frozenset(_all_digests(held)))
             evidence = self._t_cil().evidence(
-                model, memory, valid, new, classes=classes, columns=columns, features=features, unpack=unpack,
+                model, memory, valid, new, classes=names_given, columns=places, features=features, unpack=unpack,
                 max_batches=max_batches,
             )  # fmt: skip
             kept = None if spare is None else self._read_reserve(model, spare, evidence, places, features)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from tcil.foundation.files import read_regular
+from tcil.foundation.files import read_regular, replace_file
 from tcil.incremental.data.datasets.files import unreadable
 
 if TYPE_CHECKING:
@@ -46,12 +45,8 @@ def decode(paths: Sequence[Path], side: int, cache: Path, scaling: str = BICUBIC
         digest.update(hashlib.sha256(content).digest())
         images[index] = torch.from_numpy(_read(content, path, side, scaling)).permute(2, 0, 1)
     key = torch.tensor(list(digest.digest()), dtype=torch.uint8)
-    partial = cache.with_name(f".{cache.name}.{secrets.token_hex(8)}.part")  # a name that cannot be predicted
-    try:
-        save_file({"images": images, "key": key}, partial)
-        os.replace(partial, cache)
-    except OSError:
-        partial.unlink(missing_ok=True)  # a read-only folder: decode again next time
+    with suppress(OSError):  # a read-only folder, or a full disk: decode again next time
+        replace_file(cache, save({"images": images, "key": key}))
     return images
 
 
