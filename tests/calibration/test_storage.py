@@ -16,6 +16,12 @@ from tcil.calibration import storage
 from tcil.foundation.checksums import open_json, seal_json
 
 
+@pytest.fixture
+def two_files(monkeypatch):
+    """Arrays of a few numbers are already large, and go to a file of their own."""
+    monkeypatch.setattr(storage, "_INLINE_ELEMENTS", 16)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_save_and_load(fitted, name, tmp_path):
     _, calibrators = fitted
@@ -88,7 +94,7 @@ class TestDisk:
         with pytest.raises(ValueError, match=message):
             tcil.extending.Calibrator.load(path)
 
-    def test_damaged_arrays(self, fitted, tmp_path):
+    def test_damaged_arrays(self, fitted, tmp_path, two_files):
         path = fitted[1]["MulticlassIsotonic"].save(tmp_path / "c.json")
         (arrays,) = tmp_path.glob("*.safetensors")
         content = bytearray(arrays.read_bytes())
@@ -100,11 +106,60 @@ class TestDisk:
         with pytest.raises(ValueError, match="without its array file"):
             tcil.extending.Calibrator.load(path)
 
+    def test_arrays_are_in_the_same_file(self, fitted, tmp_path):
+        """So that one file is replaced in one step, copied, and linked."""
+        (tmp_path / "v1").mkdir()
+        isotonic = fitted[1]["MulticlassIsotonic"]
+        isotonic.save(tmp_path / "v1" / "c.json")
+        assert [path.name for path in (tmp_path / "v1").iterdir()] == ["c.json"]
+        loaded = tcil.load(tmp_path / "v1" / "c.json")
+        logits = torch.randn(9, len(isotonic.classes_))
+        assert torch.equal(loaded.predict_proba(logits), isotonic.predict_proba(logits))
+
+    def test_a_link_to_another_folder_finds_the_arrays_there(self, fitted, tmp_path, two_files):
+        (tmp_path / "v1").mkdir()
+        fitted[1]["MulticlassIsotonic"].save(tmp_path / "v1" / "c.json")
+        (tmp_path / "current.json").symlink_to("v1/c.json")
+        assert tcil.load(tmp_path / "current.json").classes_ == fitted[1]["MulticlassIsotonic"].classes_
+
+    def test_files_that_are_replaced_while_they_are_read_are_read_again(self, fitted, tmp_path, two_files, monkeypatch):
+        path, labels = tmp_path / "c.json", torch.arange(600) % 6
+        later = tcil.MulticlassIsotonic().fit(torch.randn(600, 6) + 2 * torch.eye(6)[labels], labels)
+        fitted[1]["MulticlassIsotonic"].save(path)
+        read_arrays, missed = storage._read_arrays, list[str]()
+
+        def replaced_first(beside, digest):
+            if not missed:
+                later.save(path)  # removes the arrays that the JSON file just read refers to
+                missed.append(beside.name)
+            return read_arrays(beside, digest)
+
+        monkeypatch.setattr(storage, "_read_arrays", replaced_first)
+        assert tcil.load(path).classes_ == later.classes_
+        assert missed
+
+    def test_arrays_of_another_writer_are_kept(self, fitted, tmp_path, two_files, monkeypatch):
+        """Between the two steps of a save another one may put back the arrays that this one is about to remove."""
+        path, labels = tmp_path / "c.json", torch.arange(600) % 6
+        later = tcil.MulticlassIsotonic().fit(torch.randn(600, 6) + 2 * torch.eye(6)[labels], labels)
+        first = fitted[1]["MulticlassIsotonic"]
+        first.save(path)
+        needed = storage._needed
+
+        def after_another(arrays):
+            monkeypatch.setattr(storage, "_needed", needed)
+            first.save(path)
+            return needed(arrays)
+
+        monkeypatch.setattr(storage, "_needed", after_another)
+        later.save(path)
+        assert tcil.load(path).classes_ == first.classes_
+
     def test_a_folder_is_not_a_file(self, tmp_path):
         with pytest.raises(ValueError, match="Is a directory"):
             tcil.load(tmp_path)
 
-    def test_saving_again_leaves_no_old_arrays(self, fitted, tmp_path):
+    def test_saving_again_leaves_no_old_arrays(self, fitted, tmp_path, two_files):
         path = fitted[1]["MulticlassIsotonic"].save(tmp_path / "c.json")
         labels = torch.arange(600) % 6
         logits = torch.randn(600, 6) + 2 * torch.eye(6)[labels]
@@ -113,7 +168,7 @@ class TestDisk:
         fitted[1]["TCIL"].save(path)
         assert list(tmp_path.iterdir()) == [path]
 
-    def test_array_file_cannot_point_elsewhere(self, fitted, tmp_path):
+    def test_array_file_cannot_point_elsewhere(self, fitted, tmp_path, two_files):
         path = fitted[1]["MulticlassIsotonic"].save(tmp_path / "c.json")
         edit(path, array_file={**json.loads(path.read_text())["array_file"], "file": "../../etc/passwd"})
         with pytest.raises(ValueError, match="without its array file"):

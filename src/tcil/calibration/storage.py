@@ -1,4 +1,4 @@
-"""Fitted calibrators on disk: JSON, safetensors for larger arrays, atomic renames, no pickle.
+"""Fitted calibrators on disk: JSON, safetensors for very large arrays, atomic renames, no pickle.
 
 The JSON contains a checksum of all its other bytes and that of the array file, so that any change is detected. Files of
 format version 1 have no checksum; their content is checked in the same way.
@@ -46,7 +46,9 @@ _WANTED = (
     "arrays",
     "array_file",
 )
-_INLINE_ELEMENTS = 16  # arrays up to this size are written into the JSON itself
+# Arrays up to this size are written into the JSON itself: one file is replaced in one step, copied and linked as one.
+_INLINE_ELEMENTS = 1 << 16
+_ATTEMPTS = 5  # to read two files that belong together while another process replaces them
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 _LARGEST_JSON, _LARGEST_ARRAYS = 1 << 26, 1 << 32  # bytes; a typical calibrator has a few thousand
 _LONGEST_NAME = 255  # bytes
@@ -100,7 +102,7 @@ def write(path: Path, record: dict[str, Any], arrays: dict[str, Tensor], form: s
     if beside is not None:
         replace_file(path.with_name(beside["file"]), content)
     replace_file(path, sealed)
-    if before is not None and (beside is None or before.name != beside["file"]) and not _needed(before, path):
+    if before is not None and not _needed(before):
         before.unlink(missing_ok=True)  # the arrays of the file that was replaced
     return path
 
@@ -117,11 +119,11 @@ def _array_file(path: Path) -> Path | None:
     return path.with_name(name)
 
 
-def _needed(arrays: Path, path: Path) -> bool:
-    """Whether another JSON file in the folder refers to these arrays (such as a copy), or may do so."""
+def _needed(arrays: Path) -> bool:
+    """Whether a JSON file in the folder refers to these arrays (such as a copy, or one written since), or may do so."""
     for other in arrays.parent.glob("*.json"):
         try:
-            if other.name != path.name and arrays.name.encode() in _content(other, _LARGEST_JSON):
+            if arrays.name.encode() in _content(other, _LARGEST_JSON):
                 return True
         except Damaged:  # too large for a calibrator, or a pipe
             continue
@@ -147,7 +149,31 @@ def _content(path: Path, largest: int) -> bytes:
 
 
 def read(path: Path, form: str = FORMAT, wanted: Sequence[str] = _WANTED) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the record and its arrays; raises for damaged files and other formats."""
+    """Read the record and its arrays; raises for damaged files and other formats.
+
+    If the array file is missing, both are read again: another process may have replaced them in the meantime.
+    """
+    name = ""
+    for _ in range(_ATTEMPTS):
+        record, arrays, name, digest = _read_json(path, form, wanted)
+        if not name:
+            return record, arrays
+        beside = path.with_name(name)
+        if not beside.exists():  # the JSON file may be a link to another folder
+            beside = path.resolve().with_name(name)
+        try:
+            large = _read_arrays(beside, digest)
+        except FileNotFoundError:
+            continue
+        if set(large) & set(arrays):
+            raise invalid("path", f"{beside}, which is damaged: its arrays are also in the JSON file", _AS_WRITTEN)
+        return record, arrays | large
+    expected = f"{name} in the same folder"
+    raise invalid("path", f"{path} without its array file", expected, "Keep both files together.")
+
+
+def _read_json(path: Path, form: str, wanted: Sequence[str]) -> tuple[dict[str, Any], dict[str, Tensor], str, str]:
+    """The record, the arrays in it, and name and checksum of the file of the others ("" if there are none)."""
     what = _NAMES[form]
     try:
         content = _content(path, _LARGEST_JSON)
@@ -172,25 +198,25 @@ def read(path: Path, form: str = FORMAT, wanted: Sequence[str] = _WANTED) -> tup
         raise invalid("path", f"{path} without {', '.join(missing)}", "a complete file written by save()")
     with damage_named(path):
         arrays = {name: _from_inline(value) for name, value in record["arrays"].items()}
-        beside = None
-        if record["array_file"] is not None:
-            beside, digest = path.with_name(Path(record["array_file"]["file"]).name), record["array_file"]["sha256"]
-            if len(os.fsencode(beside.name)) > _LONGEST_NAME:
-                raise ValueError(f"an array file whose name has {len(beside.name)} characters")
-    if beside is not None:
-        if not beside.exists():
-            expected = f"{beside.name} in the same folder"
-            raise invalid("path", f"{path} without its array file", expected, "Keep both files together.")
-        with damage_named(beside):
-            content = _content(beside, _LARGEST_ARRAYS)
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise invalid("path", f"{beside}, which does not match its checksum", "the array file that save() wrote")
-        with damage_named(beside):
-            large = load_tensors(content)
-            if set(large) & set(arrays):
-                raise ValueError("arrays that are also in the JSON file")
-        arrays |= large
-    return record, arrays
+        if record["array_file"] is None:
+            return record, arrays, "", ""
+        name, digest = Path(record["array_file"]["file"]).name, str(record["array_file"]["sha256"])
+        if len(os.fsencode(name)) > _LONGEST_NAME:
+            raise ValueError(f"an array file whose name has {len(name)} characters")
+        path.with_name(name)  # raises for what is no name of a file, such as ""
+    return record, arrays, name, digest
+
+
+def _read_arrays(path: Path, digest: str) -> dict[str, Tensor]:
+    """The arrays of a safetensors file with this checksum; FileNotFoundError if there is no such file."""
+    if not path.exists():
+        raise FileNotFoundError(path)
+    with damage_named(path):
+        content = _content(path, _LARGEST_ARRAYS)
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise invalid("path", f"{path}, which does not match its checksum", "the array file that save() wrote")
+    with damage_named(path):
+        return load_tensors(content)
 
 
 @contextmanager
