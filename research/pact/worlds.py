@@ -28,12 +28,16 @@ WORLDS: dict[str, dict[str, Any]] = {
     "F14": {"preset": "letters", "seed": 151, "memory": 400, "validation": 80},
     "F15": {"preset": "letters", "seed": 152, "memory": 300, "validation": 200, "tasks": 4},
     "F16": {"preset": "letters-large", "seed": 153, "memory": 560, "validation": 80, "classes": 28, "tasks": 7},
+    "F17": {"preset": "letters", "seed": 161, "memory": 400, "validation": 80},
+    "F18": {"preset": "letters", "seed": 162, "memory": 300, "validation": 200, "tasks": 4},
+    "F19": {"preset": "letters-large", "seed": 163, "memory": 560, "validation": 80, "classes": 28, "tasks": 7},
 }
 FINAL = ("F5", "F3", "F4")  # of round two, in the order of training; F1 and F2, of round one, are development now
 FIFTH = ("F6", "F7")  # of round five
 SIXTH = ("F8", "F9", "F10")  # of round six
 SEVENTH = ("F11", "F12", "F13")  # of round seven
 EIGHTH = ("F14", "F15", "F16")  # of round eight
+NINTH = ("F17", "F18", "F19")  # of round nine
 RESERVED = 2
 
 
