@@ -38,10 +38,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "label smoothing 0.1": {"learner_options": {"label_smoothing": 0.1}},
     "20 tasks of 2 classes": {"preset": "letters-large", "tasks": 20},
     "noisy digits, 5 tasks of 2": {"preset": "digits"},
+    "mixup 0.2": {"learner_options": {"mixup": 0.2}},
 }
-SAME_WORLD = {"label smoothing 0.1": "as the preset"}  # a control: the same seed with and without it
+# Controls: the same seed with and without them.
+SAME_WORLD = {"label smoothing 0.1": "as the preset", "mixup 0.2": "as the preset"}
 LEARNERS = ("er", "der", "wa", "eeil")
-ONLY = {"label smoothing 0.1": ("er",), "20 tasks of 2 classes": ("er", "wa")}  # one has the option; the other is long
+# ER alone has these options; 20 tasks are long.
+ONLY = {"label smoothing 0.1": ("er",), "mixup 0.2": ("er",), "20 tasks of 2 classes": ("er", "wa")}
 FIRST_SEED = 170
 FOLDER = "sizes-eight"
 MEASURED = rounds.EIGHT.measured
