@@ -8,6 +8,7 @@
     python -m research.pact small RUN...          # once, with TCIL_DATA=DIR: round four, into .../small/
     python -m research.pact sixth RUN...          # once, with TCIL_DATA=DIR: round six, into .../round-six/
     python -m research.pact eighth RUN...         # once, with TCIL_DATA=DIR: round eight, into .../round-eight/
+    python -m research.pact ninth RUNS            # once: round nine's worlds, trained before, into .../round-nine/
     python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: into .../imbalance-eight/
     python -m research.pact draws RUNS            # several validation sets of one network, into .../draws-eight/
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 and D1 with and without it
@@ -30,8 +31,21 @@ from pathlib import Path
 
 import numpy as np
 
-from research.pact import constants, draws, imbalance, page, residuals, rounds, sizes, small, spread, verdicts
-from research.pact.measuring import STORED, store, stored
+from research.pact import (
+    confirmation,
+    constants,
+    draws,
+    imbalance,
+    page,
+    residuals,
+    rounds,
+    sizes,
+    small,
+    spread,
+    verdicts,
+)
+from research.pact.measuring import STORED, of_families, store, stored
+from research.pact.methods import FAMILIES
 from research.pact.tables import candidates, summary
 from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
 from tcil.experiments.runs.store import RunFolder
@@ -39,7 +53,7 @@ from tcil.experiments.runs.store import RunFolder
 
 def keep(name: str, folders: Iterable[Path]) -> None:
     """Measure these runs once, and print the tables of all that are kept under this name."""
-    store(name, folders)
+    store(name, folders, of_families(FAMILIES))
     print("\n".join(summary(stored(name))))
 
 
@@ -85,6 +99,7 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "round-six": lambda: rounds.tables(rounds.SIX, rounds.stored(rounds.SIX)),
         "round-seven": lambda: rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
         "round-eight": lambda: rounds.tables(rounds.EIGHT, rounds.stored(rounds.EIGHT)),
+        confirmation.FOLDER: lambda: confirmation.tables(),
         "verdicts": lambda: verdicts.table(),
         "residuals": lambda: residuals.table(),
     }
@@ -99,7 +114,7 @@ def main() -> None:
         prog="python -m research.pact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("final", "cost", "sizes", "imbalance", "draws"):
+    for name in ("final", "cost", "sizes", "ninth", "imbalance", "draws"):
         commands.add_parser(name).add_argument("out", type=Path)
     trained = commands.add_parser("train")
     trained.add_argument("out", type=Path)
@@ -124,6 +139,8 @@ def main() -> None:
         cost(given.out)
     elif given.command == "sizes":
         sizes.run(given.out)
+    elif given.command == "ninth":
+        confirmation.run(given.out)
     elif given.command == "imbalance":
         imbalance.run(given.out)
     elif given.command == "draws":

@@ -20,7 +20,7 @@ from torch import Tensor
 import tcil
 from research import ROOT
 from research.beyond import Known, fit_on, oracle
-from research.pact.methods import BASES, FAMILIES, METHODS, OURS, Method, log_spread, reserve_of
+from research.pact.methods import BASES, METHODS, OURS, Method, log_spread, reserve_of
 from research.pact.worlds import LEARNERS, RESERVED
 from tcil.calibration.calibrators.pact import PACTEvidence
 from tcil.calibration.calibrators.pact import evidence as pieces
@@ -31,6 +31,7 @@ from tcil.experiments.runs.store import RunFolder
 from tcil.foundation.files import replace_file
 
 STORED = ROOT / "docs/results/pact"
+FROM_THE_FIRST = ("First-task TS",)  # like PACT, methods that learn from a task without old classes
 
 
 def scores(log_probs: Tensor, known: Known) -> dict[str, float]:
@@ -46,6 +47,7 @@ def scores(log_probs: Tensor, known: Known) -> dict[str, float]:
         "debiased": 100 * float(metrics.debiased_calibration_error(probs, labels)),
         "nll": float(-log_probs.gather(1, labels[:, None]).mean()),
         "brier": float(metrics.brier_score(probs, labels)),
+        "calibration": float(metrics.brier_parts(probs, labels).calibration),  # a part of the Brier score
         "aurc": 100 * float(metrics.area_under_risk_coverage(probs, labels)),
         "accuracy": 100 * float(metrics.accuracy(probs, labels)),
     }
@@ -121,7 +123,7 @@ def measure(
             found = dict[str, Tensor]()
             for name, method in methods.items():
                 known = Known(finished, evidence, {}, {}, memories[name])
-                if known.old or "PACT" in name:
+                if known.old or "PACT" in name or name in FROM_THE_FIRST:
                     found[name] = method(known)
                 if known.old:
                     rows[name].append(scores(found[name], known))
@@ -179,10 +181,14 @@ def state_of(
     return state
 
 
-def store(name: str, folders: Iterable[Path], families: Sequence[str] = FAMILIES, ours: Sequence[str] = OURS) -> None:
+def of_families(families: Sequence[str]) -> dict[str, Method]:
+    """The methods of these families, by name."""
+    return {name: method for name, (family, method) in METHODS.items() if family in families}
+
+
+def store(name: str, folders: Iterable[Path], methods: Mapping[str, Method], ours: Sequence[str] = OURS) -> None:
     """Measure these runs once and keep what was found."""
     (STORED / name).mkdir(parents=True, exist_ok=True)
-    methods = {method: apply for method, (family, apply) in METHODS.items() if family in families}
     for folder in track(list(folders), description=name):
         path = STORED / name / f"{folder.name}.json"
         if not path.exists():

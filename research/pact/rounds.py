@@ -115,7 +115,7 @@ ROUNDS = {"sixth": SIX, "eighth": EIGHT}  # the form that round seven tested is 
 
 def run(one: Round, folders: Iterable[Path]) -> None:
     """Measure what has no record yet, and print the tables."""
-    measuring.store(one.folder, folders, one.families, one.measured)
+    measuring.store(one.folder, folders, measuring.of_families(one.families), one.measured)
     print("\n".join(tables(one, stored(one))))
 
 

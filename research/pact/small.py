@@ -36,7 +36,7 @@ FEW_NEW = 4  # new classes of a task below which a world is reported apart
 
 def run(folders: Iterable[Path]) -> None:
     """Measure what has no record yet, and print the tables."""
-    measuring.store("small", folders, (*FAMILIES, "round four"), OURS)
+    measuring.store("small", folders, measuring.of_families((*FAMILIES, "round four")), OURS)
     print("\n".join(tables(stored())))
 
 
