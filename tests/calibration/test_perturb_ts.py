@@ -119,6 +119,15 @@ class TestNotReachable:
         with pytest.warns(tcil.CalibrationWarning, match=r"PerturbedTemperatureScaling: .*\(500 samples\)"):
             assert not hasattr(self.fit(), "temperature_")
 
+    def test_is_a_result_of_a_subclass_too(self):
+        class Own(tcil.PerturbedTemperatureScaling):
+            pass
+
+        labels = torch.arange(200) % 2
+        inputs = torch.randn(200, 3, generator=torch.Generator().manual_seed(0)) + 3 * (labels * -2 + 1)[:, None]
+        own = Own().fit(Stubborn(), valid=(inputs, labels), classes=range(4))
+        assert own.result_.temperature is None
+
     def test_using_it_says_so(self, tmp_path):
         calibrator = self.fit()
         for use in (

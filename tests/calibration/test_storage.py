@@ -138,6 +138,23 @@ class TestDisk:
         assert tcil.load(path).classes_ == later.classes_
         assert missed
 
+    def test_arrays_that_vanish_while_they_are_opened_are_read_again(self, fitted, tmp_path, two_files, monkeypatch):
+        path, labels = tmp_path / "c.json", torch.arange(600) % 6
+        later = tcil.MulticlassIsotonic().fit(torch.randn(600, 6) + 2 * torch.eye(6)[labels], labels)
+        fitted[1]["MulticlassIsotonic"].save(path)
+        open_regular, vanished = storage.open_regular, list[str]()
+
+        def replaced_first(file):
+            if file.suffix == ".safetensors" and not vanished:
+                vanished.append(file.name)
+                monkeypatch.setattr(storage, "open_regular", open_regular)
+                later.save(path)
+            return open_regular(file)
+
+        monkeypatch.setattr(storage, "open_regular", replaced_first)
+        assert torch.equal(tcil.load(path).transform(5 * torch.eye(6)), later.transform(5 * torch.eye(6)))
+        assert vanished
+
     def test_arrays_of_another_writer_are_kept(self, fitted, tmp_path, two_files, monkeypatch):
         """Between the two steps of a save another one may put back the arrays that this one is about to remove."""
         path, labels = tmp_path / "c.json", torch.arange(600) % 6

@@ -24,6 +24,7 @@ from tcil.foundation.arrays import (
     classes_and_columns,
     label_columns,
     pick_columns,
+    widest,
     without_masked,
 )
 from tcil.foundation.errors import invalid, shortened
@@ -308,9 +309,9 @@ class _Moments:
 
     def add(self, values: Tensor) -> None:
         count = self._count + values.numel()
-        mean = float(values.double().mean())
+        mean = float(values.mean(dtype=widest(values.device)))
         apart = mean - self._mean
-        self._squares += float((values - mean).square().sum(dtype=torch.float64))
+        self._squares += float((values - mean).square().sum(dtype=widest(values.device)))
         self._squares += apart**2 * self._count * values.numel() / count
         self._mean += apart * values.numel() / count
         self._count = count

@@ -11,7 +11,6 @@ import hashlib
 import math
 import os
 import re
-import stat
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from tcil.foundation.checksums import Damaged, is_sealed_json, open_json, seal_json
 from tcil.foundation.errors import invalid
-from tcil.foundation.files import replace_file
+from tcil.foundation.files import NotRegularError, open_regular, replace_file
 
 FORMAT, RULE_FORMAT = "tcil-calibrator", "tcil-decision-rule"
 _NAMES = {FORMAT: "calibrator", RULE_FORMAT: "decision rule"}
@@ -135,17 +134,25 @@ def _needed(arrays: Path) -> bool:
 def _content(path: Path, largest: int) -> bytes:
     """The bytes of a regular file of a plausible size; pipes and devices may never end."""
     try:
-        status = path.stat()
-        if (stat.S_ISREG(status.st_mode) and status.st_size <= largest) or stat.S_ISDIR(status.st_mode):
-            return path.read_bytes()
+        return _bytes(path, largest)
+    except Damaged:
+        raise
     except OSError as error:
         expected = "an existing file written by save()"
         raise invalid("path", f"{path} ({error.strerror})", expected, tilde_advice(path)) from None
     except ValueError as error:  # a zero byte in the name
         raise invalid("path", f"{str(path)!r} ({error})", "an existing file written by save()") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise Damaged("it is a pipe or a device, not a regular file")
-    raise Damaged(f"it has {status.st_size} bytes, more than {largest}")
+
+
+def _bytes(path: Path, largest: int) -> bytes:
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= largest:
+                return file.read()
+    except NotRegularError:
+        raise Damaged("it is a pipe or a device, not a regular file") from None
+    raise Damaged(f"it has {size} bytes, more than {largest}")
 
 
 def read(path: Path, form: str = FORMAT, wanted: Sequence[str] = _WANTED) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -209,10 +216,13 @@ def _read_json(path: Path, form: str, wanted: Sequence[str]) -> tuple[dict[str, 
 
 def _read_arrays(path: Path, digest: str) -> dict[str, Tensor]:
     """The arrays of a safetensors file with this checksum; FileNotFoundError if there is no such file."""
-    if not path.exists():
-        raise FileNotFoundError(path)
     with damage_named(path):
-        content = _content(path, _LARGEST_ARRAYS)
+        try:
+            content = _bytes(path, _LARGEST_ARRAYS)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ValueError(error.strerror) from error
     if hashlib.sha256(content).hexdigest() != digest:
         raise invalid("path", f"{path}, which does not match its checksum", "the array file that save() wrote")
     with damage_named(path):

@@ -268,11 +268,16 @@ def same_kind(result: Tensor, given: object) -> Tensor | Floats:
     return result if isinstance(given, Tensor) else cast(Floats, result.detach().cpu().numpy())
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """The most precise number that a device has: MPS has no double precision."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def looks_like_probabilities(rows: Tensor) -> bool:
     """Whether every row is non-negative and sums to 1; one row alone may do so by chance."""
     if len(rows) < 2 or bool((rows < 0).any()):
         return False
-    sums = rows.sum(dim=1, dtype=torch.float64 if rows.device.type != "mps" else torch.float32)
+    sums = rows.sum(dim=1, dtype=widest(rows.device))
     return bool(((sums - 1).abs() < _SUM_TOLERANCE).all())
 
 

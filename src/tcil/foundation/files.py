@@ -7,10 +7,16 @@ import io
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Errors of file systems on which folders cannot be synced; skipping the sync loses nothing there.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
+
+
+class NotRegularError(OSError):
+    """Raised for a pipe or a device, which may never end."""
 
 
 def open_regular(path: Path) -> io.BufferedReader:
@@ -22,7 +28,7 @@ def open_regular(path: Path) -> io.BufferedReader:
     os.close(file)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "It is a pipe or a device, not a regular file", str(path))
+    raise NotRegularError(errno.EINVAL, "It is a pipe or a device, not a regular file", str(path))
 
 
 def read_regular(path: Path) -> bytes:
@@ -38,12 +44,19 @@ def replace_file(path: Path, content: bytes) -> None:
     file also survives a power cut. If writing fails (on a full disk, for instance), the error names the file, the old
     content is kept and no temporary file is left.
     """
+    with replacing(path) as partial, partial.open("r+b") as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name of an empty temporary file to be filled, which then replaces a file as `replace_file` does."""
     # The name cannot be predicted, and is not too long if the file's own name is not.
     partial = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.part")
     try:
-        with partial.open("xb") as file:  # exclusive: an existing file or link of that name is never written to
-            file.write(content)
-            file.flush()
+        partial.open("xb").close()  # exclusive: an existing file or link of that name is never written to
+        yield partial
+        with partial.open("r+b") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:

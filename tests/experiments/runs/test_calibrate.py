@@ -201,3 +201,21 @@ class TestOwnCalibrators:
             ValueError, match=r"calibrator: got 'mine:factory', which failed \(.*inside.*\); expected an En"
         ):
             entry_of("mine:factory")
+
+
+def test_without_exemplars_pact_with_a_reserve_has_no_answer_as_pact_has_none():
+    task = finished_task()
+    images = torch.randn(20, 8), torch.arange(20) % 2
+    nothing = images[0][:0], images[1][:0]
+    bare = replace(
+        task,
+        model=torch.nn.Linear(8, 4),
+        memory=nothing,
+        valid=(images[0], images[1] + 2),
+        imbalance=5.0,
+        reserve=images,
+    )
+    rows = calibrate(bare, ["pact", "pact-r"]).calibrators
+    assert {name: row.not_applicable.reason for name, row in rows.items()} == dict.fromkeys(
+        ("pact", "pact-r"), NotApplicableReason.NEEDS_MEMORY
+    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from learner_tasks import batch, run_task, task_data
-from tcil.incremental.learners import LEARNERS, make_learner
+from tcil.incremental.learners import LEARNERS, TaskData, make_learner
 from tcil.incremental.networks import small_cnn
 
 
@@ -30,3 +31,12 @@ def test_unknown_names_suggest():
         ValueError, match=r"option of learner der: got 'finetune_epoch'.*Did you mean 'finetune_epochs'"
     ):
         make_learner("der", small_cnn, 10, seed=1, options={"finetune_epoch": 3})
+
+
+def test_balanced_rows_have_as_many_of_every_class_also_where_a_new_class_is_small():
+    columns = torch.tensor([0] * 20 + [1] * 20 + [2] * 30 + [3] * 5)
+    exemplars = {0: torch.arange(20), 1: torch.arange(20, 40)}
+    data = TaskData(1, range(2, 4), torch.arange(40, 75), exemplars, columns, (range(2), range(2, 4)))
+    rows = data.balanced_rows(torch.Generator().manual_seed(0))
+    assert torch.bincount(columns[rows]).tolist() == [5, 5, 5, 5]
+    assert len(rows.unique()) == 20

@@ -40,6 +40,17 @@ class TestGrowingHeads:
             grow_head(network, 6)
 
 
+def test_class_means_need_a_head_with_a_bias(digits):
+    def network(n_classes):
+        made = small_cnn(n_classes)
+        made.fc = nn.Linear(made.fc.in_features, n_classes, bias=False)
+        return made
+
+    learner = make_learner("ncm", network, 10, seed=0)
+    with pytest.raises(ValueError, match=r"network: got .* without a bias; expected a linear layer fc with a bias"):
+        learner.begin_task(task_data(digits, 0))
+
+
 @pytest.mark.parametrize("name", ["wa", "der", "ncm", "ranpac"])
 def test_a_network_without_a_linear_head_is_named_before_anything_is_trained(name, digits):
     class Other(nn.Module):

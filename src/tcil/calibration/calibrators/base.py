@@ -395,9 +395,9 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
     # disk ----------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, model: nn.Module | None = None) -> Path:
-        """Save to a JSON file, with larger arrays in a safetensors file next to it.
+        """Save to a JSON file; arrays of more than 65,536 numbers go to a safetensors file next to it.
 
-        Both files have checksums and are written atomically.
+        Files have checksums and are written atomically.
 
         Parameters
         ----------
@@ -487,7 +487,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             This calibrator, fitted.
         """
         names = as_classes(classes, "classes") if is_own(type(self)) else tuple(classes)
-        if is_own(type(self)):
+        if is_own(type(self)) and getattr(result, "temperature", 0.0) is not None:  # else the map is never used
             check_map(mapping, len(names))
         self._state = FittedState(mapping, names, result, head_width, columns, source, model_hash, history)
         return self

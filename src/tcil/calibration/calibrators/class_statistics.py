@@ -311,10 +311,12 @@ class _Statistics:
             rows = labels == label
             fresh[label] = features[rows].float().mean(dim=0)
             residuals[rows] -= fresh[label]
-        factor, rest = (self.factor, self.rest) if self.width == features.shape[1] else _nothing(features.shape[1])
+        factor, rest, freedom = self.factor, self.rest, self.freedom
+        if self.width != features.shape[1]:  # of another network: its scatter tells nothing, nor does its size
+            (factor, rest), freedom = _nothing(features.shape[1]), 0.0
         _, sizes, directions = torch.linalg.svd(torch.cat([factor, residuals]).double(), full_matrices=False)
         rows = (sizes[:, None] * directions).float()
-        freedom = self.freedom + len(labels) - len(labels.unique())
+        freedom += len(labels) - len(labels.unique())
         return _Statistics(fresh, rows[:rank], rest + rows[rank:].square().sum(dim=0), freedom)
 
     def record(self) -> History:

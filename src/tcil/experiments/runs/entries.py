@@ -191,25 +191,21 @@ def _t_cil(task: FinishedTask, **options: Any) -> Calibrator:
     return tcil.TCIL(**options).fit(model, memory, valid, task.current, classes=task.seen)
 
 
-def _pact(task: FinishedTask, **options: Any) -> Calibrator:
+def _pact(task: FinishedTask, reserve: Labelled | None = None, **options: Any) -> Calibrator:
     model, memory, valid = _needs_exemplars(task)
     if task.imbalance is None and task.index > 0:
         raise NotApplicable(NotApplicableReason.NEEDS_COUNTS)
     return tcil.PACT(**options).fit(
-        model, memory, valid, task.current, classes=task.seen, imbalance=task.imbalance, history=task.remembered
-    )
+        model, memory, valid, task.current, classes=task.seen, imbalance=task.imbalance, reserve=reserve,
+        history=task.remembered,
+    )  # fmt: skip
 
 
 def _pact_r(task: FinishedTask, **options: Any) -> Calibrator:
-    model, memory, valid = _needs_images(task)
+    _needs_images(task)
     if task.reserve is None:
         raise NotApplicable(NotApplicableReason.NEEDS_RESERVE)
-    if task.imbalance is None and task.index > 0:
-        raise NotApplicable(NotApplicableReason.NEEDS_COUNTS)
-    return tcil.PACT(**options).fit(
-        model, memory, valid, task.current, classes=task.seen, imbalance=task.imbalance, reserve=task.reserve,
-        history=task.remembered,
-    )  # fmt: skip
+    return _pact(task, task.reserve, **options)
 
 
 def _statistics(task: FinishedTask, **options: Any) -> Calibrator:

@@ -84,13 +84,12 @@ class TaskData:
         return torch.cat([self.new_rows, *(self.exemplars[c] for c in sorted(self.exemplars))])
 
     def balanced_rows(self, generator: torch.Generator) -> Tensor:
-        """The same number of rows of every class: the exemplars, and a random selection of each new class."""
-        share = min(len(rows) for rows in self.exemplars.values())
-        chosen = [rows[:share] for _, rows in sorted(self.exemplars.items())]
+        """The same number of rows of every class: exemplars of old ones, and a random selection of each new one."""
         new_columns = self.column_of_row[self.new_rows]
-        for column in self.columns:
-            rows = self.new_rows[new_columns == column]
-            chosen.append(rows[torch.randperm(len(rows), generator=generator)[:share]])
+        new = [self.new_rows[new_columns == column] for column in self.columns]
+        share = min(len(rows) for rows in (*self.exemplars.values(), *new))
+        chosen = [rows[:share] for _, rows in sorted(self.exemplars.items())]
+        chosen += [rows[torch.randperm(len(rows), generator=generator)[:share]] for rows in new]
         return torch.cat(chosen)
 
 
@@ -378,6 +377,15 @@ def head_of(model: nn.Module, why: str) -> nn.Linear:
         return head
     given = f"{type(model).__name__} whose fc is {'missing' if head is None else f'a {type(head).__name__}'}"
     raise invalid("network", given, f"a linear layer fc as its head, {why}")
+
+
+def biased_head_of(model: nn.Module, why: str) -> nn.Linear:
+    """The network's head `fc`, which must have a bias too."""
+    head = head_of(model, why)
+    if getattr(head, "bias", None) is None:  # torch says that it has one
+        given = f"{type(model).__name__} whose fc is a {type(head).__name__} without a bias"
+        raise invalid("network", given, f"a linear layer fc with a bias as its head, {why}")
+    return head
 
 
 def grow_head(model: nn.Module, n_classes: int) -> None:

@@ -16,6 +16,7 @@ from tcil.incremental.learners.base import (
     Stage,
     TaskData,
     TaskSize,
+    biased_head_of,
     distilling_loss,
     frozen_copy,
 )
@@ -68,7 +69,7 @@ class BiC(Learner):
     def begin_task(self, task: TaskData) -> None:
         """Prepare for new classes, and add the correction's parameters."""
         super().begin_task(task)
-        _check_head(self.model)
+        biased_head_of(self.model, "into which BiC folds its correction")  # refused before anything is trained
         if task.old:
             self.model.register_parameter("correction", nn.Parameter(torch.tensor([1.0, 0.0], device=self.device)))
 
@@ -123,17 +124,6 @@ class BiC(Learner):
         super().end_task(task)
         if task.old:
             fold_correction(self.model, task.old, task.seen)
-
-
-def _check_head(model: nn.Module) -> None:
-    """Refuse, before anything is trained, a head into which alpha and beta cannot be folded."""
-    head = getattr(model, "fc", None)
-    if isinstance(head, nn.Linear) and head.bias is not None:
-        return
-    what = "missing" if head is None else f"a {type(head).__name__}"
-    bare = " without a bias" if isinstance(head, nn.Linear) and head.bias is None else ""
-    given = f"{type(model).__name__} whose fc is {what}{bare}"
-    raise invalid("network", given, "a linear layer fc with a bias, into which BiC folds its correction")
 
 
 def corrected(logits: Tensor, correction: Tensor, old: int) -> Tensor:

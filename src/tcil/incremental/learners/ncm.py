@@ -17,6 +17,7 @@ from tcil.incremental.learners.base import (
     Stage,
     TaskData,
     TaskSize,
+    biased_head_of,
     head_of,
 )
 from tcil.incremental.pretrained.heads import CosineHead
@@ -28,7 +29,8 @@ class ClassMeans(nn.Module):
     def __init__(self, network: nn.Module, n_classes: int) -> None:
         super().__init__()
         self.network = network
-        self.fc = head_of(network, "whose rows become class means")
+        why = "whose rows become class means"
+        self.fc = head if isinstance(head := head_of(network, why), CosineHead) else biased_head_of(network, why)
         network.fc = nn.Identity()
         self.register_buffer("sums", torch.zeros(n_classes, self.fc.in_features))
         self.register_buffer("counts", torch.zeros(n_classes))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tcil.foundation.files import read_regular, replace_file
+from tcil.foundation.files import read_regular, replacing
 from tcil.incremental.data.datasets.files import unreadable
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def decode(paths: Sequence[Path], side: int, cache: Path, scaling: str = BICUBIC
         digest.update(hashlib.sha256(content).digest())
         images[index] = torch.from_numpy(_read(content, path, side, scaling)).permute(2, 0, 1)
     key = torch.tensor(list(digest.digest()), dtype=torch.uint8)
-    with suppress(OSError):  # a read-only folder, or a full disk: decode again next time
-        replace_file(cache, save({"images": images, "key": key}))
+    with suppress(OSError, SafetensorError), replacing(cache) as partial:  # read-only, or full: decode again next time
+        save_file({"images": images, "key": key}, partial)
     return images
 
 
