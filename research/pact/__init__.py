@@ -1,9 +1,10 @@
 """The study of PACT and PACT-R: docs/pact.md, docs/pact-protocol.md.
 
 `worlds` says what is trained, `methods` and `compared` what is compared, `measuring` what is measured and kept,
-`tables` how it is summarised. `rounds`, `small` and `confirmation` have the final runs. `constants` fits those of PACT,
-`sizes` changes one setting at a time, `imbalance` what PACT is told, `draws` the validation set alone; `verdicts` asks
-what warns of harm, `residuals` what tells the error; `page` writes the tables of docs/pact.md and docs/pact-history.md.
+`tables` how it is summarised. `rounds`, `small` and `confirmation` have the final runs, `leads` what was tried after
+them. `constants` fits those of PACT, `sizes` changes one setting at a time, `imbalance` what PACT is told, `draws`
+the validation set alone; `verdicts` asks what warns of harm, `residuals` what tells the error; `page` writes the
+tables of docs/pact.md and docs/pact-history.md.
 """
 
 from research.pact.measuring import STORED, measure, stored, walk

@@ -9,6 +9,7 @@
     python -m research.pact sixth RUN...          # once, with TCIL_DATA=DIR: round six, into .../round-six/
     python -m research.pact eighth RUN...         # once, with TCIL_DATA=DIR: round eight, into .../round-eight/
     python -m research.pact ninth RUNS            # once: round nine's worlds, trained before, into .../round-nine/
+    python -m research.pact leads RUNS            # after it: what else was tried on F17 and F18, into .../leads-nine/
     python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: into .../imbalance-eight/
     python -m research.pact draws RUNS            # several validation sets of one network, into .../draws-eight/
     python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 and D1 with and without it
@@ -36,6 +37,7 @@ from research.pact import (
     constants,
     draws,
     imbalance,
+    leads,
     page,
     residuals,
     rounds,
@@ -100,6 +102,7 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "round-seven": lambda: rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
         "round-eight": lambda: rounds.tables(rounds.EIGHT, rounds.stored(rounds.EIGHT)),
         confirmation.FOLDER: lambda: confirmation.tables(),
+        leads.FOLDER: lambda: leads.tables(),
         "verdicts": lambda: verdicts.table(),
         "residuals": lambda: residuals.table(),
     }
@@ -114,7 +117,7 @@ def main() -> None:
         prog="python -m research.pact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("final", "cost", "sizes", "ninth", "imbalance", "draws"):
+    for name in ("final", "cost", "sizes", "ninth", "leads", "imbalance", "draws"):
         commands.add_parser(name).add_argument("out", type=Path)
     trained = commands.add_parser("train")
     trained.add_argument("out", type=Path)
@@ -141,6 +144,8 @@ def main() -> None:
         sizes.run(given.out)
     elif given.command == "ninth":
         confirmation.run(given.out)
+    elif given.command == "leads":
+        leads.run(given.out)
     elif given.command == "imbalance":
         imbalance.run(given.out)
     elif given.command == "draws":

@@ -16,9 +16,20 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from research import ROOT
-from research.pact import compared, measuring, rounds, small
+from research.pact import compared, measuring, rounds, sizes, small
 from research.pact.methods import METHODS
-from research.pact.tables import each_learner, harms, learners, mean, of_learner, ratio_errors, rms, world_of
+from research.pact.tables import (
+    HARM_FROM,
+    each_learner,
+    harmful_large,
+    harms,
+    learners,
+    mean,
+    of_learner,
+    ratio_errors,
+    rms,
+    world_of,
+)
 from research.pact.worlds import LEARNERS, NINTH, final_settings
 from tcil.experiments.runs.store import RunFolder
 
@@ -215,8 +226,9 @@ def draw() -> None:
         axis.axvline(0, color="#444444", linewidth=1)
         axis.set_title(title)
         axis.set_xscale("symlog", linthresh=2, linscale=1.2)
-        axis.set_xticks([-4, -2, -1, 0, 1, 2, 4, 10, 20], ["-4", "-2", "-1", "0", "1", "2", "4", "10", "20"])
+        axis.set_xticks([-2, -1, 0, 1, 2, 4, 10, 20], ["-2", "-1", "0", "1", "2", "4", "10", "20"])
         axis.minorticks_off()
+        axis.set_xlim(-2, 30)
         axis.set_xlabel("pooled ECE less that of the oracle temperature, points")
         axis.set_yticks(range(1, len(names) + 1), [name.upper() for name in names[::-1]])
         axis.grid(axis="x", color="#dddddd", linewidth=0.8)
@@ -225,3 +237,94 @@ def draw() -> None:
     handles, titles = axes[0].get_legend_handles_labels()
     figure.legend(handles, titles, loc="outside lower center", ncols=len(SHOWN), frameon=False)
     figure.savefig(IMAGE, format="svg", metadata={"Date": None})
+
+
+def overview() -> list[str]:
+    """The final runs of the present form, one row for each kind of data."""
+    large, few = list[dict[str, Any]](), list[dict[str, Any]]()
+    for record in real():
+        (large if small.is_large(record) else few).append(record)
+    rows = {
+        "letters, six learners (round nine)": fresh(),
+        "CIFAR-100 (ER, EEIL, DER), Tiny-ImageNet (WA, DER)": large,
+        "CIFAR-10, two new classes per task (EEIL, DER)": few,
+        "letters and digits in other settings (ER, DER, WA, EEIL)": sizes.stored(sizes.FOLDER),
+    }
+    shown = ("Vanilla", "TS", "T-CIL", "PACT", "PACT-R", "Optimal TS")
+    lines = [
+        "| ECE, % | runs | none | TS | T-CIL | PACT | PACT-R | Optimal TS | by group: PACT, PACT-R, two oracle "
+        "temperatures | tasks harmed by PACT, of those with large test sets |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
+    ]
+    for title, records in rows.items():
+        if records:
+            cells = [f"{_over_learners(records, name, 'pooled'):.1f}" for name in shown]
+            groups = [f"{_over_learners(records, name, 'group'):.1f}" for name in (*FORMS, "Optimal group TS")]
+            harm = f"{harmful_large(records, FORMS[0])} of {len(_large(records))}"
+            lines.append(f"| {title} | {len(records)} | {' | '.join(cells)} | {', '.join(groups)} | {harm} |")
+    return lines
+
+
+def goals() -> list[str]:
+    """The goals of round one on round nine's worlds and on real images with five new classes per task or more."""
+    real_runs = [record for record in real() if small.is_large(record)]
+    many = [part for record in real_runs if (part := small.with_many(record))]
+    columns = [
+        ("PACT", fresh(), (0.5, 1.0), (1.0, 1.2)), ("PACT-R", fresh(), (1.0, None), (0.8, 1.0)),
+        ("PACT", real_runs, (0.5, 1.0), (1.0, 1.2)), ("PACT-R", many, (0.0, 0.3), (0.8, 1.0)),
+    ]  # fmt: skip
+    if not all(records for _, records, *_ in columns):
+        return ["(none yet)"]
+    rows: dict[str, list[str]] = {}
+    for form, records, pooled, group in columns:
+        names = learners(records)
+        found = small.measures(records, form)
+        harmed, large = harmful_large(records, form), _large(records)
+        far = sum(value > 3 and low > 0 for value, low, _ in (state["harm"][form] for state in large))
+        allowed = 0.05 if form == "PACT" else 0.01
+        nll = found[2][0] if form == "PACT" else max(found[2][1:])
+        cells = {
+            "ECE less that of Optimal TS": _told(found[0][0], pooled[0], "{:+.3f}"),
+            "the same, worst learner": _worst(found[0], names, pooled[1], "{:+.2f}"),
+            "ECE by group / two oracle temperatures": _told(found[1][0], group[0], "{:.2f}"),
+            "the same, worst learner ": _worst(found[1], names, group[1], "{:.2f}"),
+            "harm above 1 point": f"{harmed} of {len(large)} tasks: "
+            + _reached(harmed <= allowed * len(large), f"{100 * allowed:.0f} %"),
+            "harm above 3 points": f"{far} tasks: " + _reached(far == 0, "none") if form == "PACT" else f"{far} tasks",
+            "NLL less that of Optimal TS (PACT-R: worst learner)": _told(nll, 0.0, "{:+.3f}"),
+            "RMS of error / claimed, log T": _between(found[3][0]),
+            "RMS of error / claimed, b": _between(found[4][0]),
+        }
+        for title, cell in cells.items():
+            rows.setdefault(title, []).append(cell)
+    lines = [
+        "| goal (in brackets) | letters, PACT | letters, PACT-R | real images, PACT | real images, PACT-R |",
+        "|---|---|---|---|---|",
+    ]
+    return lines + [f"| {title.strip()} | {' | '.join(cells)} |" for title, cells in rows.items()]
+
+
+def _over_learners(records: Records, method: str, key: str) -> float:
+    return each_learner(records, lambda own: mean(own, method, key))[0]
+
+
+def _large(records: Records) -> list[dict[str, Any]]:
+    return [s for record in records for s in record["states"] if "harm" in s and s["n_test"] >= HARM_FROM]
+
+
+def _reached(holds: bool, limit: str) -> str:
+    return f"{'reached' if holds else '**missed**'} ({limit})"
+
+
+def _told(value: float, limit: float, form: str) -> str:
+    return f"{form.format(value)}: {_reached(value <= limit, f'at most {form.format(limit)}')}"
+
+
+def _worst(values: Sequence[float], names: Sequence[str], limit: float | None, form: str) -> str:
+    worst, name = max(zip(values[1:], names, strict=True))
+    told = f"{name.upper()} {form.format(worst)}"
+    return told if limit is None else f"{told}: {_reached(worst <= limit, f'at most {form.format(limit)}')}"
+
+
+def _between(value: float) -> str:
+    return f"{value:.2f}: {_reached(0.8 <= value <= 1.25, '0.8 to 1.25')}"

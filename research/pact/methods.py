@@ -114,7 +114,7 @@ def tracked(
         known.memory["contrast"] = state.contrast.mean
         assert now.log_temperature is not None
         if average:
-            return averaged(known, now)
+            return averaged(known, now, state.contrast.mean)
         return adjusted(known, now.log_temperature, now.bias or 0.0, keep, state.contrast.mean)
 
     return method
@@ -199,8 +199,8 @@ def both_sides(known: Known, before: PACTEvidence) -> tuple[float, float, float,
     return float(point[0]), float(errors[0]), float(point[1]), float(errors[1])
 
 
-def averaged(known: Known, belief: PACTEvidence) -> Tensor:
-    """The mean of q over what is believed, by nine points of Gauss and Hermite."""
+def averaged(known: Known, belief: PACTEvidence, contrast: float = 0.0) -> Tensor:
+    """The mean of q over what is believed of T and b, by nine points of Gauss and Hermite."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(3)
     weights = weights / weights.sum()
     total = torch.zeros_like(known.task.test_logits, dtype=torch.float64)
@@ -209,7 +209,7 @@ def averaged(known: Known, belief: PACTEvidence) -> Tensor:
         for y, wy in zip(nodes, weights, strict=True):
             log_t = belief.log_temperature + x * (belief.log_temperature_error or 0.0)
             bias = (belief.bias or 0.0) + y * (belief.bias_error or 0.0)
-            total += wx * wy * adjusted(known, log_t, bias).exp()
+            total += wx * wy * adjusted(known, log_t, bias, contrast=contrast).exp()
     return total.log()
 
 

@@ -1,15 +1,18 @@
-"""The tables of docs/pact.md and docs/pact-history.md, from what is kept."""
+"""The tables of docs/pact.md, docs/pact-tables.md and docs/pact-history.md, from what is kept."""
 
 from __future__ import annotations
 
 from research import ROOT
-from research.pact import draws, imbalance, residuals, rounds, sizes, small, spread, verdicts
+from research.pact import confirmation, draws, imbalance, leads, residuals, rounds, sizes, small, spread, verdicts
 from research.pact.measuring import stored
 from research.pact.tables import summary
 from tcil.foundation.files import replace_file
 
 PAGES = {
-    "docs/pact.md": ("spread", "round-eight", "sizes-eight", "imbalance-eight", "draws-eight", "verdicts", "residuals"),
+    "docs/pact.md": ("overview", "by-method", "goals", "verdicts", "leads-nine"),
+    "docs/pact-tables.md": (
+        "round-nine", "round-eight", "spread", "sizes-eight", "imbalance-eight", "draws-eight", "residuals",
+    ),
     "docs/pact-history.md": (
         "one-temperature", "round-seven", "round-six", "final", "small", "sizes", "imbalance", "draws",
     ),
@@ -17,8 +20,13 @@ PAGES = {
 
 
 def sections() -> dict[str, list[str]]:
-    """The tables of both pages, by name."""
+    """The tables of all pages, by name."""
     return {
+        "overview": confirmation.overview(),
+        "by-method": confirmation.by_learner(confirmation.fresh()),
+        "goals": confirmation.goals(),
+        confirmation.FOLDER: confirmation.tables(),
+        leads.FOLDER: leads.tables(),
         "spread": spread.table(),
         "round-eight": rounds.tables(rounds.EIGHT, rounds.stored(rounds.EIGHT)),
         "one-temperature": rounds.one_temperature(),
@@ -35,7 +43,7 @@ def sections() -> dict[str, list[str]]:
 
 
 def write() -> None:
-    """Write the tables of both pages from what is kept."""
+    """Write the tables of all pages from what is kept."""
     drawn = sections()
     for page, names in PAGES.items():
         path = ROOT / page

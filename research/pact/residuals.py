@@ -18,7 +18,7 @@ import numpy.typing as npt
 from research.pact.measuring import stored
 from research.pact.tables import oracle_of
 
-FOLDERS = ("round-eight", "sizes-eight")
+FOLDERS = ("round-eight", "round-nine", "sizes-eight")
 FORM = "PACT, centred"  # that of round eight
 STRENGTH = 10.0  # of the ridge, in tasks; inputs have a variance of 1
 

@@ -76,7 +76,8 @@ class Round:
         titles = {f"PACT{self.form}, {part}": f"PACT {part}" for part in self.parts}
         for kind in ("PACT", "PACT-R"):
             titles |= {f"{kind}{self.earlier}": f"{kind}, {self.before}", f"{kind}{self.form}": kind}
-        return titles | {f"PACT{self.form}, predictions too": "PACT, predictions too"}
+            titles[f"{kind}{self.form}, predictions too"] = f"{kind}, predictions too"
+        return titles
 
     @property
     def forms(self) -> tuple[str, ...]:

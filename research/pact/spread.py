@@ -10,7 +10,17 @@ from research.pact import measuring, small
 from research.pact.worlds import LEARNERS, WORLDS
 
 # Those of the usual sizes.
-FOLDERS = ("final", "imbalance", "cifar100", "small", "round-five", "round-six", "round-seven", "round-eight")
+FOLDERS = (
+    "final",
+    "imbalance",
+    "cifar100",
+    "small",
+    "round-five",
+    "round-six",
+    "round-seven",
+    "round-eight",
+    "round-nine",
+)
 
 
 def runs() -> list[dict[str, Any]]:
