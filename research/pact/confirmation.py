@@ -148,6 +148,7 @@ def _blocks(records: Records) -> dict[str, Sequence[str]]:
         "no image of an old class held out": [name for name in NO_OLD_DATA if name in known],
         "two held-out images of each old class": [name for name in RESERVE if name in known],
         "test labels": rounds.ORACLES,
+        "PACT without a part": [name for part in rounds.EIGHT.parts if (name := f"PACT {part}") in known],
     }
 
 
