@@ -116,6 +116,27 @@ class TestModel:
         with pytest.raises(ValueError, match=r"^memory inputs: got a dict; expected one tensor of inputs\. Wrap"):
             tcil.TCIL().fit(Watched(), batches, (XV, YV), [2, 3])
 
+    @pytest.mark.parametrize(
+        "memory",
+        [
+            [((X, X), torch.arange(40) % 4)],
+            [([X, X[:, :2]], torch.arange(40) % 4)],
+            ((X, X[:, :1]), torch.arange(40) % 4),
+            ({"image": X}, torch.arange(40) % 4),
+            [((row, row), 0) for row in X[:4]],
+            [({"image": row}, 0) for row in X[:4]],
+        ],
+    )
+    def test_several_inputs_are_refused_however_they_come(self, memory):
+        with pytest.raises(
+            ValueError, match=r"^memory inputs: got a (dict|tuple|list).*; expected one tensor of inputs"
+        ):
+            tcil.TCIL().fit(Watched(), memory, (XV, YV), [2, 3])
+
+    def test_a_batch_that_is_a_list_of_its_inputs_is_no_several_inputs(self):
+        with pytest.warns(tcil.CalibrationWarning):
+            tcil.TCIL().fit(Watched(), [(list(X), torch.arange(40) % 4)], (XV, YV), [2, 3])
+
     def test_more_classes_than_columns(self):
         with pytest.raises(ValueError, match=r"classes: got 5 labels; expected at most 4, as the model has"):
             tcil.TCIL().fit(Watched(), (X, torch.arange(40) % 5), (XV, YV), [2, 3], classes=[0, 1, 2, 3, 4])

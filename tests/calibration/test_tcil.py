@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import math
@@ -381,6 +382,13 @@ class TestLabels:
             tcil.predict_logits(model, valid, calibrator=calibrator, classes=seen)
         with pytest.raises(tcil.NotFittedError):
             tcil.predict_logits(model, valid, calibrator=tcil.TCIL())
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            next(other.parameters()).add_(1.0)
+        with pytest.raises(
+            tcil.WeightsMismatchError, match=r"or pass its classes_ and columns_ as classes= and columns="
+        ):
+            tcil.predict_logits(other, valid, calibrator=calibrator)
         with pytest.raises(ValueError, match="calibrator: got RiskThreshold; expected a fitted calibrator"):
             tcil.predict_logits(model, valid, calibrator=tcil.decisions.RiskThreshold())
         assert torch.allclose(logits, tcil.predict_logits(task.model, task.valid, classes=range(6))[0], atol=1e-4)

@@ -63,6 +63,14 @@ class TestCalibratedTwice:
         with pytest.raises(ValueError, match=r"^model: got a model that is calibrated already.*the attribute \.model"):
             calibrators[name].wrap(once, wider_head=True)
 
+    @pytest.mark.parametrize("name", NAMES)
+    def test_nor_are_its_log_probabilities_taken_for_the_logits_of_its_calibrator(self, fitted, name):
+        task, calibrators = fitted
+        calibrated = calibrators[name].wrap(task.model, wider_head=True)
+        with pytest.raises(ValueError, match=r"^model: got a model that is calibrated already.*pass its classes_"):
+            tcil.predict_logits(calibrated, task.test, calibrator=calibrators[name])
+        tcil.predict_logits(calibrated, task.test)  # its log-probabilities
+
     def test_twice_on_purpose(self, fitted):
         task, calibrators = fitted
         scaling, x = calibrators["TemperatureScaling"], task.test[0][:4]

@@ -259,6 +259,13 @@ def test_wrapped_network_decides_as_the_rule_does(drawn, groups):
     assert torch.equal(again, accepted[:7])
 
 
+def test_wrap_refuses_a_model_that_has_a_rule(drawn):
+    rule = ModelBasedThreshold(risk=0.1, groups="predicted").fit(drawn[0], NEW)
+    once = rule.wrap(torch.nn.Identity(), calibrated=False)
+    with pytest.raises(ValueError, match="model: got a model that has a decision rule already"):
+        rule.wrap(once, calibrated=False)
+
+
 def test_wrap_refuses_a_calibrated_model_of_other_classes(drawn):
     rule = ModelBasedThreshold(risk=0.1, groups="predicted").fit(drawn[0], NEW)
     logits, labels = torch.from_numpy(drawn[0]).log(), torch.from_numpy(drawn[1])

@@ -61,7 +61,7 @@ def test_an_answer_is_told_in_words_first_with_the_fields_of_few_parts():
     few = Answer((OUTER,), ("one, two", "three"))
     assert str(few).splitlines() == [
         "Answer",
-        "  in words     Accept from 0.5 on.",
+        "  message      Accept from 0.5 on.",
         "  steps        a 1235, longer name temperature 0.3333, verdict red, kinds red, red, by group 1 entries",
         "  assumptions  one, two",
         "  assumptions  three",

@@ -32,6 +32,10 @@ class FittedClasses(Protocol):
         """Their columns in the head; None for the first ones."""
         ...
 
+    def check_model(self, model: nn.Module, *, skip: str = "") -> None:
+        """Raise for another network, and for one that is calibrated already."""
+        ...
+
 
 @overload
 def predict_logits(
@@ -89,7 +93,8 @@ def predict_logits(
         The logit columns of the classes, for a wider head. If a fixed head has a column for every label, pass the
         labels seen so far.
     calibrator : fitted calibrator, optional
-        Takes the classes and columns on which it was fitted, in place of `classes` and `columns`.
+        Takes the classes and columns on which it was fitted, in place of `classes` and `columns`, and checks that the
+        model is the network that it was fitted on, with the same weights.
     batch_size : int
         Rows per forward pass; not used for loaders, which have their own batches.
     device : str or torch.device, optional
@@ -120,6 +125,7 @@ def predict_logits(
         if not hasattr(type(calibrator), "columns_"):
             raise invalid("calibrator", type(calibrator).__name__, "a fitted calibrator")
         classes, columns = calibrator.classes_, calibrator.columns_
+        calibrator.check_model(model, skip="pass its classes_ and columns_ as classes= and columns=")
     names, places = classes_and_columns(classes, columns)
     batch_size = whole_number(batch_size, "batch_size", 1)
     with random_state.preserved(data):

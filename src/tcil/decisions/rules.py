@@ -206,6 +206,9 @@ class DecisionRule(Parameterised, ABC, Generic[Result]):
         self._fit_state  # noqa: B018  # an unfitted rule has nothing to wrap
         if not isinstance(model, nn.Module):
             raise invalid("model", type(model).__name__, "a torch.nn.Module that returns logits or log-probabilities")
+        if isinstance(unwrap(model), DecidingModel):
+            expected = "what the wrap of a calibrator gave, or a network"
+            raise invalid("model", "a model that has a decision rule already", expected)
         if calibrated and not any(isinstance(part, CalibratedModel) for part in model.modules()):
             warn(
                 f"model: {type(model).__name__} is not wrapped by a calibrator. The rule holds for the probabilities"

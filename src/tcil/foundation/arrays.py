@@ -374,7 +374,8 @@ def _class_label(entry: Any, argument: str) -> int:
     try:
         label = operator.index(entry)
     except TypeError:
-        raise invalid(argument, f"the entry {entry!r}", "integer class labels") from None
+        advice = _NUMBER_NAMES if isinstance(entry, str) else ""
+        raise invalid(argument, f"the entry {entry!r}", "integer class labels", advice) from None
     if isinstance(entry, (bool, np.bool_)) or (isinstance(entry, Tensor) and entry.dtype == torch.bool):
         raise invalid(argument, f"the entry {entry!r}", "integer class labels, not True or False")
     if not _INT64.min <= label <= _INT64.max:

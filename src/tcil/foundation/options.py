@@ -128,7 +128,8 @@ class Verdict(Option):
     CLASSES_NOT_IN_VALID = "classes_not_in_valid", "some new class has no validation row"
     EXEMPLARS_AT_CHANCE = (
         "exemplars_at_chance",
-        "the exemplars are classified no better than by chance: do classes= and columns= fit the head?",
+        "the exemplars are classified no better than by chance: do classes= and columns= fit the head, and are inputs"
+        " preprocessed as for the network?",
     )
     INPUT_SCALES_DIFFER = (
         "input_scales_differ",

@@ -36,7 +36,7 @@ class Record:
         shown = list[tuple[str, str]]()
         named = {field.name for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         if "message" not in named and isinstance(message := getattr(self, "message", None), str):
-            shown.append(("in words", message))
+            shown.append(("message", message))
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             name, value = field.name.replace("_", " "), getattr(self, field.name)
             if isinstance(value, Mapping):

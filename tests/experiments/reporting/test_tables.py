@@ -133,7 +133,8 @@ class TestCompare:
     def test_nothing_to_pair(self, runs, tmp_path):
         own = [r for r in collect.read_runs([runs]) if r.settings.learner == "er"]
         other = [r for r in collect.read_runs([runs]) if r.settings.learner == "wa"]
-        with pytest.raises(ValueError, match="B: got no run"):
+        told = r"B: got no run .*\(A has er on .*; B has wa on .*\).* tcil report shows several learners"
+        with pytest.raises(ValueError, match=told):
             tables.comparison(own, other, "ece")
 
     def test_a_set_with_itself(self, runs):

@@ -35,6 +35,17 @@ def test_missing_data_leave_the_cost_unknown(own, name):
     assert cells(name)[1:] == ["to run", "", "data missing", "unknown"]
 
 
+def test_why_given_data_cannot_be_read_is_told(tmp_path):
+    for name in ("oak", "elm"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        (tmp_path / "train" / name / "a.png").write_bytes(b"no image")
+    (tmp_path / "test").mkdir()
+    grid = plan([Planned(build({"preset": "image-folder"}))], tmp_path)
+    assert grid.rows[0].cells[3].words == "no data"
+    assert "a.png" in grid.notes[0]
+    assert "tcil download" not in grid.notes[0]
+
+
 def test_any_other_error_is_told(own):
     """Whatever its text looks like."""
     with pytest.raises(ValueError, match="nothing that this function likes"):

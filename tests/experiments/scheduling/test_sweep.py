@@ -316,6 +316,7 @@ class TestCommands:
             (["--set", "memory=3"], "memory: got 3; expected at least one exemplar"),
             (["--set", "validation=3000", "--set", "validation_pool=3000"], "validation: got 600 held-out images"),
             (["--dataset", "image-folder", "--data", "nowhere"], "data: got no"),
+            (["--set", "network=resnet32"], "network: got 'resnet32'"),
         ],
     )
     def test_runs_that_cannot_begin_are_refused_before_the_first(self, tmp_path, words, message):

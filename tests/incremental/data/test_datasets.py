@@ -159,6 +159,10 @@ class TestPictures:
         data = load_dataset("image-folder", tmp_path)
         assert data.class_names == ("cat", "dog", "eel")
         assert data.train.images.shape == (12, 3, 32, 32)
+        (tmp_path / "train" / "cat" / "phone.heic").write_bytes(b"a photo that is not read")
+        (tmp_path / "train" / "cat" / ".DS_Store").write_bytes(b"of a system")
+        with pytest.warns(UserWarning, match=r"train: 1 files are not read as images \(\.heic\)"):
+            load_dataset("image-folder", tmp_path)
         (tmp_path / "empty" / "train").mkdir(parents=True)
         (tmp_path / "empty" / "test").mkdir()
         with pytest.raises(ValueError, match="0 class folders"):

@@ -342,14 +342,26 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         shift = None if prior is None else log_prior_of(prior, state.classes)
         _check_module(model)
         if not force:
-            self._check_uncalibrated(model)
-            self.check_weights(model)
+            self.check_model(model, skip="pass force=True")
         width = None if wider_head or force else (state.head_width or len(state.classes))
         return CalibratedModel(
             unwrap(model), mapping, state.classes, width, state.columns, state.source, log_prior=shift, dtype=dtype
         )
 
-    def check_weights(self, model: nn.Module) -> None:
+    def check_model(self, model: nn.Module, *, skip: str = "") -> None:
+        """Raise if the calibrator was fitted on a model with other weights, or if the model is calibrated already.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The network that the calibrator is to be used with.
+        skip : str
+            How to skip the check, for the message.
+        """
+        self._check_uncalibrated(model, skip)
+        self.check_weights(model, skip=skip)
+
+    def check_weights(self, model: nn.Module, *, skip: str = "") -> None:
         """Raise `WeightsMismatchError` if the calibrator was fitted on a model with other weights.
 
         Only the weights that the logits of the fitted classes depend on are compared.
@@ -358,12 +370,14 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         ----------
         model : torch.nn.Module
             The network to compare.
+        skip : str
+            How to skip the check, for the message.
         """
         stored = self._fit_state.model_hash
         _check_module(model)
         if stored is not None and not self._has_weights_of(model):
             digest = stored.digest if isinstance(stored, UsedWeights) else stored
-            advice = "Fit again after every change of the weights, or pass force=True to skip this check."
+            advice = f"Fit again after every change of the weights{f', or {skip} to skip this check' if skip else ''}."
             if returns_calibrated(model):
                 advice = "It is calibrated already: pass the network that was wrapped."
             elif any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
@@ -382,14 +396,15 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         stored, used = self._fit_state.model_hash, self._fit_state.used
         return stored.match(model, used) if isinstance(stored, UsedWeights) else weights_hash(model) == stored
 
-    def _check_uncalibrated(self, model: nn.Module) -> None:
+    def _check_uncalibrated(self, model: nn.Module, skip: str) -> None:
         """Raise for a calibrated model, unless this calibrator was fitted on it."""
         if returns_calibrated(model) and not self._has_weights_of(model):
+            twice = f" To calibrate twice, {skip}." if skip else ""
             raise invalid(
                 "model",
                 "a model that is calibrated already (the result of wrap), which would be calibrated twice",
                 "the network that was wrapped",
-                "It is the attribute .model of what wrap returned. Pass force=True to calibrate twice.",
+                f"It is the attribute .model of what wrap returned.{twice}",
             )
 
     # disk ----------------------------------------------------------------------------------------------------
@@ -446,7 +461,7 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
             raise invalid("path", f"{path}, a saved {kind.__name__}", f"a saved {cls.__name__}")
         calibrator = made_from(kind, record, arrays, path)
         if model is not None and not force:
-            calibrator.check_weights(model)
+            calibrator.check_weights(model, skip="pass force=True")
         return calibrator
 
     # for subclasses ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import contextlib
 import operator
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -31,7 +31,10 @@ _INPUT_KEYS = ("x", "image", "images", "img", "imgs", "pixel_values", "input", "
 _LABEL_KEYS = ("y", "label", "labels", "target", "targets", "fine_label")
 _ROWS = 256
 _KINDS = "a pair (inputs, labels) of tensors or arrays, a Dataset, or a DataLoader"
-EVALUATION_TRANSFORM = "apply the evaluation transform first, for instance (x.float() / 255 - mean) / std"
+EVALUATION_TRANSFORM = (
+    "apply the evaluation transform first, for instance (x.float() / 255 - mean) / std, or only x.float() if the model"
+    " normalises"
+)
 
 
 class ExampleStream:
@@ -173,6 +176,8 @@ class ExampleStream:
     def _collated(self, examples: list[Any]) -> Batch:
         """A batch from single examples; other parts than inputs and label are dropped."""
         inputs, labels = zip(*(self._unpacked(example) for example in examples), strict=True)
+        if isinstance(inputs[0], Mapping) or _are_arrays(inputs[0]):
+            raise self._several(inputs[0])
         return self._stacked(inputs, "inputs"), self._stacked(labels, "labels")
 
     def _stacked(self, values: Iterable[Any], part: str) -> Tensor:
@@ -200,6 +205,10 @@ class ExampleStream:
 
     def _refuse_parts(self, data: tuple[Any, ...] | list[Any]) -> None:
         """Raise for tuples and lists that were probably meant as (inputs, labels) but are not."""
+        if len(data) == 2 and _is_array(data[1]) and (
+            isinstance(data[0], Mapping) or _are_several(data[0], data[1])
+        ):  # fmt: skip
+            raise self._several(data[0])
         if len(data) == 2 and not _is_batch(data[0]):
             kinds = " and ".join(type(part).__name__ for part in data)
             raise invalid(self.argument, f"a pair of {kinds}", _KINDS)
@@ -322,9 +331,8 @@ class ExampleStream:
         raise invalid(self.argument, given, "(inputs, labels) first", f"Pass their positions: {advice}.")
 
     def _checked(self, inputs: object, labels: object) -> Batch:
-        if isinstance(inputs, Mapping):
-            advice = "Wrap a model that takes several inputs in a module that takes one tensor."
-            raise invalid(f"{self.argument} inputs", f"a {type(inputs).__name__}", "one tensor of inputs", advice)
+        if isinstance(inputs, Mapping) or _are_several(inputs, labels):
+            raise self._several(inputs)
         x = as_tensor(inputs, f"{self.argument} inputs")
         y = as_labels(labels, f"{self.argument} labels")
         if x.ndim == 0 or len(x) == 0:
@@ -344,6 +352,11 @@ class ExampleStream:
         if len(y) and int(y.min()) < 0:
             raise invalid(f"{self.argument} labels", f"the label {int(y.min())}", "labels of 0 or more")
         return x, y
+
+    def _several(self, inputs: Any) -> ValueError:
+        advice = "Wrap a model that takes several inputs in a module that takes one tensor."
+        given = f"a {type(inputs).__name__}" + ("" if isinstance(inputs, Mapping) else f" of {len(inputs)} tensors")
+        return invalid(f"{self.argument} inputs", given, "one tensor of inputs", advice)
 
     def _not_floating(self, dtype: torch.dtype) -> ValueError:
         advice = f"For images, {EVALUATION_TRANSFORM}."
@@ -443,6 +456,17 @@ def _is_array(value: object) -> bool:
 
 def _is_batch(value: object) -> bool:
     return _is_pair(value) or isinstance(value, Mapping)
+
+
+def _are_arrays(value: object) -> bool:
+    """Whether this is a tuple or list of arrays with a dimension or more."""
+    return isinstance(value, (tuple, list)) and len(value) >= 2 and all(_is_array(p) and p.ndim for p in value)
+
+
+def _are_several(inputs: object, labels: object) -> bool:
+    """Whether the inputs of a batch are several arrays with a row for each label, not a list of its images."""
+    parts, rows = cast(Sequence[Tensor], inputs), _length(labels)
+    return _are_arrays(inputs) and len(parts) != rows and all(len(part) == rows for part in parts)
 
 
 def _is_two_lists(data: object) -> bool:

@@ -327,7 +327,15 @@ def comparison(a: Sequence[StoredRun], b: Sequence[StoredRun], metric: str) -> G
     left_runs, right_runs = ({run.settings.without(*changed): run for run in shown(runs)} for runs in (a, b))
     pairs = {same: (left_runs[same], right_runs[same]) for same in left_runs if same in right_runs}
     if not pairs:
-        raise invalid("B", "no run with the settings of one in A", "runs to pair with those of A")
+        kinds = [
+            sorted({f"{run.settings.learner} on {run.settings.dataset}" for run in shown(runs)}) for runs in (a, b)
+        ]
+        differ = f" (A has {', '.join(kinds[0])}; B has {', '.join(kinds[1])})" if kinds[0] != kinds[1] else ""
+        expected = (
+            "runs that pair with those of A: of the same learner and dataset, with one value of each other setting"
+        )
+        advice = "tcil report shows several learners side by side." if differ else ""
+        raise invalid("B", f"no run with the settings of one in A{differ}", expected, advice)
     rows = []
     for study in studies(left for left, _ in pairs.values()):
         other = Study(tuple(pairs[run.settings.without(*changed)][1] for run in study.runs))

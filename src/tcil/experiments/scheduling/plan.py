@@ -56,17 +56,19 @@ def plan(
     Time is that of this machine, measured, and also that at `speed`, where one is given.
     """
     rows, seconds_in_all, passes_in_all, elsewhere = [], 0.0, 0.0, 0.0
+    unread = ""  # why data could not be read
     measured: dict[str, float] = {}
     told = differences([StoredSettings.of(one.settings) for one in trainings])
     for one, difference in zip(trainings, told, strict=True):
         settings = one.settings
         check_names(settings)
-        dataset = _dataset(settings, data)
+        dataset, reason = _dataset(settings, data)
         cells = [str(one.standing), "", "", ""] + [""] * (speed is not None)
         if one.standing is Standing.MISSING and dataset is None:
-            cells, seconds_in_all = ["to run", "", "data missing", *["unknown"] * (len(cells) - 3)], math.nan
+            cells = ["to run", "", "data missing" if data is None else "no data", *["unknown"] * (len(cells) - 3)]
+            seconds_in_all, unread = math.nan, unread or reason
         elif one.standing is Standing.MISSING and dataset is not None:
-            stream = _stream(settings, dataset)
+            stream = stream_of(settings, dataset)
             sizes, images = [len(task.columns) for task in stream], [len(task.train) for task in stream]
             passes = count_passes(settings, sizes, images).first(one.until)
             left, last = passes.after(one.done), len(passes.tasks)
@@ -86,9 +88,9 @@ def plan(
     counted = f"{missing} training{'' if missing == 1 else 's'}"
     cost = f"{passes_in_all:,.0f} image passes, about {clock(seconds_in_all)} one after another on this machine"
     if math.isnan(seconds_in_all):
-        where = "no folder was given" if data is None else f"they are not in {data}"
-        cost = f"image passes and time unknown, since data are missing: {where}. Pass --data DIR; see 'tcil download'"
-    lines = [f"{counted}, {cost}. {COUNTED}"]
+        reason = "no folder was given. Pass --data DIR; see 'tcil download'." if data is None else unread
+        cost = f"image passes and time unknown, since data are missing: {reason}"
+    lines = [f"{counted}, {cost}{'' if cost.endswith('.') else '.'} {COUNTED}"]
     if measured:
         speeds = ", ".join(f"{name} {number:,.{0 if number > 10 else 1}f}" for name, number in measured.items())
         lines.append(f"Images a second in a run on this machine, measured just now: {speeds}.")
@@ -101,8 +103,11 @@ def plan(
     return Grid(f"{counted} to run", (*columns, *more), tuple(rows), (*lines, *notes))
 
 
-def _stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
-    """The tasks of a run; a run on a pre-trained backbone is not created, since that computes all features."""
+def stream_of(settings: RunSettings, dataset: Dataset) -> TaskStream:
+    """The tasks of a run; raises if it cannot begin, for instance because its network does not take these images.
+
+    A run on a pre-trained backbone is not created, since that computes all features.
+    """
     if is_pretrained(settings.network):
         return make_stream(settings, dataset)
     return Run(settings, Path(settings.name), dataset=dataset).stream
@@ -111,11 +116,12 @@ def _stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
 read_once = cache(load_dataset)
 
 
-def _dataset(settings: RunSettings, data: Path | None) -> Dataset | None:
+def _dataset(settings: RunSettings, data: Path | None) -> tuple[Dataset | None, str]:
+    """The dataset, or why it cannot be read."""
     try:
-        return read_once(settings.dataset, data, **settings.data_options)
-    except UnreadableData:
-        return None
+        return read_once(settings.dataset, data, **settings.data_options), ""
+    except UnreadableData as error:
+        return None, str(error)
 
 
 def clock(seconds: float) -> str:

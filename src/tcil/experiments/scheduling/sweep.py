@@ -16,10 +16,10 @@ from tcil.experiments.process.screen import Screen
 from tcil.experiments.reporting.collect import read_runs
 from tcil.experiments.reporting.show import show_summary
 from tcil.experiments.runs.machine import check_device
-from tcil.experiments.runs.tasks import make_stream
 from tcil.experiments.scheduling.board import Board, Line
 from tcil.experiments.scheduling.executors import HUNG_AFTER, Executor, ExecutorLost, Resources, make_executor
 from tcil.experiments.scheduling.job import Job, Outcome
+from tcil.experiments.scheduling.plan import stream_of
 from tcil.experiments.scheduling.status import read_status
 from tcil.foundation.errors import invalid
 from tcil.foundation.extensions import modules_in
@@ -68,7 +68,7 @@ def run_jobs(jobs: Sequence[Job], resources: Resources, console: Screen) -> Exit
 
 
 def _check_beginnings(jobs: Sequence[Job], home: Path) -> None:
-    """Refuse all runs, before the first of them, if one cannot begin: its images are missing or do not suffice."""
+    """Refuse all runs, before the first of them, if one cannot begin: its images are missing, too few or unfit."""
     by_data: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
         options = job.settings.data_options
@@ -78,7 +78,7 @@ def _check_beginnings(jobs: Sequence[Job], home: Path) -> None:
             first = alike[0].settings
             dataset = load_dataset(first.dataset, alike[0].data, **first.data_options)
             for job in alike:
-                make_stream(job.settings, dataset)
+                stream_of(job.settings, dataset)
             del dataset  # before the next one is read
 
 

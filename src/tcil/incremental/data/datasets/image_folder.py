@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -47,8 +48,11 @@ def _image_below(path: Path) -> Path | None:
 def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
     paths: list[Path] = []
     labels: list[int] = []
+    left_out: list[Path] = []
     for label, name in enumerate(names):
-        files = sorted(p for p in require(root / name, where).iterdir() if p.suffix.lower() in ENDINGS)
+        there = sorted(require(root / name, where).iterdir())
+        files = [p for p in there if p.suffix.lower() in ENDINGS]
+        left_out += [p for p in there if p not in files and p.is_file() and not p.name.startswith(".")]
         if not files:
             raise unreadable(f"no image in {root / name}", "at least one of every class", where)
         deeper = next(filter(None, map(_image_below, sorted((root / name).iterdir()))), None)
@@ -56,4 +60,7 @@ def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
             raise unreadable(f"{deeper}, an image in a sub-folder of a class", "images in class folders only", where)
         paths += files
         labels += [label] * len(files)
+    if left_out:
+        endings = ", ".join(sorted({p.suffix.lower() or p.name for p in left_out})[:5])
+        warnings.warn(f"{root}: {len(left_out)} files are not read as images ({endings})", stacklevel=4)
     return ImageSet(decode(paths, side, root / f"cache-{side}.safetensors"), torch.tensor(labels))
