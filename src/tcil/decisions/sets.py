@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tcil.decisions.bounds import conformal_begins_at, conformal_rank
 from tcil.decisions.costs import ROUNDING
-from tcil.decisions.promises import DecisionVerdict, Design, PromiseKind, SetGroups, SetScore
+from tcil.decisions.promises import ALL, NEW, OLD, DecisionVerdict, Design, PromiseKind, SetGroups, SetScore
 from tcil.decisions.rules import (
     Bools,
     DecisionRule,
@@ -26,8 +26,6 @@ from tcil.decisions.rules import (
 from tcil.foundation.arrays import ArrayLike, Floats, whole_number
 from tcil.foundation.errors import invalid
 from tcil.foundation.records import Record
-
-OLD, NEW, ALL = "old", "new", "all"
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,12 @@ def needs_memory(calibrator: Calibrator) -> bool:
     return "memory" in inspect.signature(calibrator.fit).parameters
 
 
+def require_memory(calibrator: Calibrator, memory: object) -> None:
+    """Raise if `fit` asks for exemplars and there are none."""
+    if memory is None and needs_memory(calibrator):
+        raise invalid("memory", "None", f"the exemplars that {type(calibrator).__name__} perturbs")
+
+
 def needs_imbalance(calibrator: Calibrator) -> bool:
     """Whether `fit` asks how unbalanced training was."""
     return "imbalance" in inspect.signature(calibrator.fit).parameters
@@ -59,8 +65,21 @@ def fit_after_task(
     Calibrators of logits get those of the validation set; `more` goes to those that take a model. Warnings name the
     task, by its new classes if it has no name.
     """
+    wanted = inspect.signature(calibrator.fit).parameters
+    names = columns if classes is None else classes
     with warnings_of(task or named_by(new_classes)):
-        return _fitted(calibrator, model, memory, valid, new_classes, columns, classes, imbalance, unpack, more)
+        if takes_logits(calibrator):
+            logits, labels = predict_logits(model, valid, classes=names, columns=columns, unpack=unpack)
+            return calibrator.partial_fit(logits, labels, classes=names)
+        given: dict[str, Any] = {"valid": valid, "classes": names, "columns": columns, "unpack": unpack, **more}
+        if "memory" in wanted:
+            require_memory(calibrator, memory)
+            given["memory"] = memory
+        if "new_classes" in wanted:
+            given["new_classes"] = new_classes
+        if "imbalance" in wanted:
+            given["imbalance"] = imbalance
+        return calibrator.partial_fit(model, **given)
 
 
 def named_by(new_classes: Sequence[int]) -> str:
@@ -71,35 +90,6 @@ def named_by(new_classes: Sequence[int]) -> str:
     """
     first, more = ", ".join(map(str, new_classes[:3])), len(new_classes) - 3
     return f"new classes {first}" + (f" and {more} more" if more > 0 else "")
-
-
-def _fitted(
-    calibrator: Calibrator,
-    model: nn.Module,
-    memory: Examples | None,
-    valid: Examples,
-    new_classes: Sequence[int],
-    columns: Sequence[int],
-    classes: Sequence[int] | None,
-    imbalance: float | None,
-    unpack: Unpack | None,
-    more: Mapping[str, Any],
-) -> Calibrator:
-    wanted = inspect.signature(calibrator.fit).parameters
-    names = columns if classes is None else classes
-    if takes_logits(calibrator):
-        logits, labels = predict_logits(model, valid, classes=names, columns=columns, unpack=unpack)
-        return calibrator.partial_fit(logits, labels, classes=names)
-    given: dict[str, Any] = {"valid": valid, "classes": names, "columns": columns, "unpack": unpack, **more}
-    if "memory" in wanted:
-        if memory is None:
-            raise invalid("memory", "None", f"the exemplars that {type(calibrator).__name__} perturbs")
-        given["memory"] = memory
-    if "new_classes" in wanted:
-        given["new_classes"] = new_classes
-    if "imbalance" in wanted:
-        given["imbalance"] = imbalance
-    return calibrator.partial_fit(model, **given)
 
 
 def presented_ratio(presented: Mapping[int, int], classes: Iterable[int], new_classes: Iterable[int]) -> float | None:

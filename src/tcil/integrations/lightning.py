@@ -22,6 +22,7 @@ from tcil.integrations.fitting import (
     needs_imbalance,
     needs_memory,
     presented_ratio,
+    require_memory,
 )
 from tcil.metrics import expected_calibration_error, predicted_groups
 
@@ -99,8 +100,7 @@ class CalibrationCallback(Callback):
         self.columns = tuple(usual) if columns is None else as_classes(columns, "columns")
         if len(self.columns) != len(self.classes):
             raise invalid("columns", f"{len(self.columns)} columns", f"{len(self.classes)}, one for each class")
-        if memory is None and needs_memory(calibrator):
-            raise invalid("memory", "None", f"the exemplars that {type(calibrator).__name__} perturbs")
+        require_memory(calibrator, memory)
         self.imbalance = None if imbalance is None else positive(imbalance, "imbalance")
         self.presented: Counter[int] = Counter()
         self._valid, self._memory, self._unpack = valid, memory, unpack

@@ -18,7 +18,7 @@ from tcil.foundation import random_state
 from tcil.foundation.arrays import as_classes, as_labels, at_least_float32, classes_and_columns, pick_columns
 from tcil.foundation.errors import invalid, warnings_of
 from tcil.integrations.extras import missing_extra
-from tcil.integrations.fitting import checked_calibrator, fit_after_task, named_by, needs_memory, takes_logits
+from tcil.integrations.fitting import checked_calibrator, fit_after_task, named_by, require_memory, takes_logits
 
 try:
     from transformers import PreTrainedModel
@@ -197,8 +197,7 @@ def fit(
         logits, labels = predict_logits(model, valid, classes=names, columns=places)
         with warnings_of(named_by(new)):
             return calibrator.partial_fit(logits, labels, classes=names)
-    if memory is None and needs_memory(calibrator):
-        raise invalid("memory", "None", f"the exemplars that {type(calibrator).__name__} perturbs")
+    require_memory(calibrator, memory)
     embedded = EmbeddingClassifier(model)
     fit_after_task(
         calibrator,
