@@ -12,7 +12,7 @@
     python -m research.pact leads RUNS            # after it: what else was tried on F17 and F18, into .../leads-nine/
     python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: into .../imbalance-eight/
     python -m research.pact draws RUNS            # several validation sets of one network, into .../draws-eight/
-    python -m research.pact cost RUNS             # what the reserve costs in accuracy: F1 and D1 with and without it
+    python -m research.pact cost RUNS             # what the reserve costs in accuracy: worlds with and without it
     python -m research.pact constants [NAME...]   # PACT's constants, from the development runs of round one or others
     python -m research.pact tables NAME [WORLD...]  # every table of what is kept in docs/results/pact/NAME
     python -m research.pact candidates            # the test of round three: F3 and F4
@@ -49,7 +49,7 @@ from research.pact import (
 from research.pact.measuring import STORED, of_families, store, stored
 from research.pact.methods import FAMILIES
 from research.pact.tables import candidates, summary
-from research.pact.worlds import FINAL, LEARNERS, RESERVED, WORLDS, final_settings, train
+from research.pact.worlds import FINAL, LEARNERS, NINTH, RESERVED, WORLDS, final_settings, train
 from tcil.experiments.runs.store import RunFolder
 
 
@@ -73,9 +73,9 @@ def final(out: Path) -> None:
 
 
 def cost(out: Path) -> None:
-    """The accuracy of F1 and D1 with and without a reserve, of the learners for which both were trained."""
+    """The accuracy of worlds with and without a reserve, of the learners for which both were trained."""
     lines = list[str]()
-    for world, learner in itertools.product(("F1", "D1"), LEARNERS):
+    for world, learner in itertools.product(("F1", "D1", *NINTH[:2]), LEARNERS):
         pair = [RunFolder(out / final_settings(world, learner, r).name).read_results() for r in (0, RESERVED)]
         if all(result is not None for result in pair):
             values = [
