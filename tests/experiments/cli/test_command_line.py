@@ -281,6 +281,11 @@ def test_seeds_twice_in_a_reproduction(tmp_path):
     assert "--set: got seed beside --seeds" in command(*words, "--report", tmp_path / "report")
 
 
+def test_a_plan_refuses_a_device_that_no_machine_has_and_accepts_one_of_another_machine():
+    assert "device: got 'gpu'; expected cpu, cuda or mps" in command("run", *QUICK, "--dry-run", "--device", "gpu")
+    assert "to run" in command("run", *QUICK, "--dry-run", "--device", "cuda", code=0)
+
+
 def test_a_device_without_numbers(tmp_path):
     assert "device: got 'meta'" in command("run", "--out", tmp_path / "runs", *QUICK, "--device", "meta")
     assert not (tmp_path / "runs").exists()

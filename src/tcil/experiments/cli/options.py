@@ -125,7 +125,7 @@ class TrainingOptions:
     compiled: Compiled = False
 
     def jobs(self, runs: Sequence[RunSettings], *, here: bool) -> list[Job]:
-        """A job for each run; raises if these options are invalid, including the device if runs are done `here`."""
+        """A job for each run; raises if these options are invalid, `here` also if this machine lacks what they need."""
         from tcil.experiments.runs.complete import check_options
         from tcil.experiments.runs.entries import specs_of
         from tcil.experiments.scheduling.job import Job

@@ -89,9 +89,11 @@ def run_here(job: Job, console: Screen, *, verbose: bool = False, browse: bool =
 
 def _cost(runs: list[RunSettings], training: TrainingOptions) -> Grid:
     """The cost of the runs, each with its second training on all data."""
+    from tcil.experiments.runs.machine import check_device_name
     from tcil.experiments.runs.store import RunFolder
     from tcil.experiments.scheduling.plan import Planned, Standing, plan
 
+    check_device_name(training.device)
     planned = []
     for one in [one for run in runs for one in (run, *([run.on_all_data()] if training.full_data else []))]:
         standing = Standing.FINISHED if training.has_finished(one) else Standing.MISSING

@@ -31,6 +31,14 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
+def check_device_name(name: str) -> None:
+    """Raise if no machine has a device of that name: for plans, which may be made for another machine."""
+    try:
+        torch.device(name)
+    except RuntimeError:
+        raise invalid("device", repr(name), "cpu, cuda or mps, or one of several, such as cuda:0") from None
+
+
 def check_device(name: str) -> None:
     """Raise if a device is not there; for the parent of workers, which should take no memory of a GPU."""
     with contextlib.suppress(RuntimeError):
