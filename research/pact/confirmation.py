@@ -14,6 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from scipy.stats import t as student
 
 from research import ROOT
 from research.pact import compared, measuring, rounds, sizes, small
@@ -165,18 +166,21 @@ PAIRS = (
 
 
 def differences(records: Records) -> list[str]:
-    """Paired differences, with intervals that resample worlds; learners of a world count equally."""
+    """Paired differences, with Student's intervals over worlds, of which a bootstrap of so few would be too narrow.
+
+    Learners of a world count equally.
+    """
     worlds = sorted({world_of(record) for record in records})
     parts = [[record for record in records if world_of(record) == world] for world in worlds]
     lines = [
-        f"**Differences, 95 % intervals over {len(worlds)} worlds**", "",
+        f"**Differences, 95 % intervals (Student) over {len(worlds)} worlds**", "",
         "| difference | pooled ECE | ECE by group | NLL |", "|---|---|---|---|",
     ]  # fmt: skip
     for ours, other in PAIRS:
         cells = list[str]()
         for key, form in (("pooled", "{:+.2f}"), ("group", "{:+.2f}"), ("nll", "{:+.4f}")):
             own = [each_learner(part, lambda r, k=key: mean(r, ours, k) - mean(r, other, k))[0] for part in parts]  # type: ignore[misc]  # noqa: B023
-            low, high = _interval(np.mean, own)
+            low, high = student.interval(0.95, len(own) - 1, np.mean(own), np.std(own, ddof=1) / np.sqrt(len(own)))
             cells.append(f"{form.format(np.mean(own))} ({form.format(low)} to {form.format(high)})")
         lines.append(f"| {ours} less {other} | {' | '.join(cells)} |")
     return lines

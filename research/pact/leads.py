@@ -1,7 +1,8 @@
 """Leads that were left, tried on the networks of F17 and F18 after round nine: `python -m research.pact leads RUNS`.
 
-PACT's answer averaged over what it believes; a reserve that enters with its own sampling error alone, or by whether
-predictions are correct; and the exemplars' logits as they would be had the last layer not been trained on them.
+PACT's answer averaged over what it believes; a reserve of which every image counts once, with its own sampling error,
+or that enters by whether predictions are correct; and the exemplars' logits as they would be had the last layer not
+been trained on them.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ OURS = {
     "PACT-R, sampling error alone": with_reserve(own_error),
     "PACT-R, by correctness": with_reserve(by_correctness),
 }
+TITLES = {"PACT-R, sampling error alone": "PACT-R, every image once, with its own error"}
 MEASURED = {**{name: METHODS[name][1] for name in (*BASES, "Optimal TS", "Optimal group TS")}, **OURS}
 
 
@@ -178,9 +180,12 @@ def tables() -> list[str]:
         pooled, group, nll = (_mean(records, name, key) for key in ("pooled", "group", "nll"))
         pooled -= _mean(records, "Optimal TS", "pooled")
         errors = [rms(ratio_errors(records, name, which)) for which in (0, 1)]
-        title = name.replace(", centred", "")
+        title = TITLES.get(name, name.replace(", centred", ""))
         lines.append(f"| {title} | {pooled:+.2f} | {group:.2f} | {nll:.3f} | {errors[0]:.2f} | {errors[1]:.2f} |")
-    titles = ("old exemplars, left out", "old test images", "new exemplars, left out", "new test images")
+    titles = (
+        "old exemplars, ridge head without them", "old test images, the network",
+        "new exemplars, ridge head without them", "new test images, the network",
+    )  # fmt: skip
     lines += ["", "| accuracy, % | " + " | ".join(titles) + " |", "|---|" + "---:|" * 4]
     for learner in LEARNERS:
         if own := of_learner(records, learner):

@@ -123,7 +123,7 @@ class TestModel:
             [([X, X[:, :2]], torch.arange(40) % 4)],
             ((X, X[:, :1]), torch.arange(40) % 4),
             ({"image": X}, torch.arange(40) % 4),
-            [((row, row), 0) for row in X[:4]],
+            [((row, row[:2]), 0) for row in X[:4]],
             [({"image": row}, 0) for row in X[:4]],
         ],
     )

@@ -19,6 +19,17 @@ def test_a_file_that_is_filled_by_its_name_replaces_the_other_when_it_is_complet
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
+def test_it_may_be_read_by_others_as_if_it_had_been_written_directly(tmp_path):
+    """Also where whoever fills it replaces it by a file of their own, as safetensors does."""
+    own = tmp_path / "own"
+    with replacing(tmp_path / "a.bin") as partial:
+        own.write_bytes(b"x")
+        own.chmod(0o600)
+        os.replace(own, partial)
+    (tmp_path / "plain").write_bytes(b"x")
+    assert (tmp_path / "a.bin").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_nothing_is_left_or_lost_where_filling_it_fails(tmp_path):
     path = tmp_path / "a.bin"
     replace_file(path, b"before")

@@ -94,7 +94,7 @@ def predict_logits(
         labels seen so far.
     calibrator : fitted calibrator, optional
         Takes the classes and columns on which it was fitted, in place of `classes` and `columns`, and checks that the
-        model is the network that it was fitted on, with the same weights.
+        model is the network that it was fitted on, with the same weights (a hash of them, for each call).
     batch_size : int
         Rows per forward pass; not used for loaders, which have their own batches.
     device : str or torch.device, optional

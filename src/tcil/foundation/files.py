@@ -55,7 +55,9 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.part")
     try:
         partial.open("xb").close()  # exclusive: an existing file or link of that name is never written to
+        mode = stat.S_IMODE(partial.stat().st_mode)
         yield partial
+        partial.chmod(mode)  # who fills it may have put a file of their own in its place
         with partial.open("r+b") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)

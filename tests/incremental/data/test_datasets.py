@@ -161,7 +161,7 @@ class TestPictures:
         assert data.train.images.shape == (12, 3, 32, 32)
         (tmp_path / "train" / "cat" / "phone.heic").write_bytes(b"a photo that is not read")
         (tmp_path / "train" / "cat" / ".DS_Store").write_bytes(b"of a system")
-        with pytest.warns(UserWarning, match=r"train: 1 files are not read as images \(\.heic\)"):
+        with pytest.warns(UserWarning, match=r"train: 1 file is not read as an image \(\.heic\)"):
             load_dataset("image-folder", tmp_path)
         (tmp_path / "empty" / "train").mkdir(parents=True)
         (tmp_path / "empty" / "test").mkdir()

@@ -176,7 +176,7 @@ class ExampleStream:
     def _collated(self, examples: list[Any]) -> Batch:
         """A batch from single examples; other parts than inputs and label are dropped."""
         inputs, labels = zip(*(self._unpacked(example) for example in examples), strict=True)
-        if isinstance(inputs[0], Mapping) or _are_arrays(inputs[0]):
+        if isinstance(inputs[0], Mapping) or (_are_arrays(inputs[0]) and len({p.shape for p in inputs[0]}) > 1):
             raise self._several(inputs[0])
         return self._stacked(inputs, "inputs"), self._stacked(labels, "labels")
 

@@ -145,7 +145,7 @@ class PACT(Calibrator[PACTResult]):
 
     With `reserve`, a few images of old classes that were never trained on (one or two a class are enough to help), the
     method is PACT-R: the likelihood of q on reserve and validation set, every class counting equally, is combined with
-    all that is known by then, with its sampling error alone. The history stays that without the reserve, because the
+    all that is known by then, with its sampling error. The history stays that without the reserve, because the
     same images are there again after the next task.
 
     Where label shift is more than three errors away from what is believed by then, it is trusted so much less that it

@@ -308,7 +308,8 @@ class PACTFilter:
     def with_reserve(self, evidence: TCILEvidence, reserve: Labelled) -> tuple[PACTEvidence, PACTEvidence] | None:
         """What a reserve of old classes says, and what is believed with it; None where it says nothing.
 
-        The reserve enters with its sampling error alone: its images are what the test set is made of.
+        The reserve enters with its sampling error, which is overstated since the numbers of images per class are fixed;
+        its images are what the test set is made of.
         """
         if self.bias is None or not len(reserve[1]):
             return None

@@ -52,7 +52,8 @@ def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
     for label, name in enumerate(names):
         there = sorted(require(root / name, where).iterdir())
         files = [p for p in there if p.suffix.lower() in ENDINGS]
-        left_out += [p for p in there if p not in files and p.is_file() and not p.name.startswith(".")]
+        others = (p for p in there if p.suffix.lower() not in ENDINGS and not p.name.startswith("."))
+        left_out += [p for p in others if p.is_file()]
         if not files:
             raise unreadable(f"no image in {root / name}", "at least one of every class", where)
         deeper = next(filter(None, map(_image_below, sorted((root / name).iterdir()))), None)
@@ -62,5 +63,6 @@ def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
         labels += [label] * len(files)
     if left_out:
         endings = ", ".join(sorted({p.suffix.lower() or p.name for p in left_out})[:5])
-        warnings.warn(f"{root}: {len(left_out)} files are not read as images ({endings})", stacklevel=4)
+        count = "1 file is" if len(left_out) == 1 else f"{len(left_out)} files are"
+        warnings.warn(f"{root}: {count} not read as an image ({endings})", stacklevel=4)
     return ImageSet(decode(paths, side, root / f"cache-{side}.safetensors"), torch.tensor(labels))
