@@ -176,12 +176,14 @@ def test_statistics_of_another_width_are_refused_also_where_no_old_class_is_amon
         tcil.StatisticsTemperatureScaling().fit(nn.Linear(16, 2), wide, [2, 3], classes=[2, 3], history=before)
 
 
+@pytest.mark.filterwarnings("ignore::tcil.CalibrationWarning")  # noise tells no temperature
 def test_statistics_of_another_width_do_not_make_the_draws_narrower():
     many = draw(torch.arange(2000) % 2, 0)
     before = tcil.StatisticsTemperatureScaling().fit(head(3.0, 2), many, range(2), classes=range(2)).history_
     labels = torch.arange(100) % 2
     wide = torch.randn(100, 16, generator=torch.Generator().manual_seed(1)), labels
     fit = tcil.StatisticsTemperatureScaling().fit
-    after = fit(nn.Linear(16, 2), wide, range(2), classes=range(2), history=before).history_
-    fresh = fit(nn.Linear(16, 2), wide, range(2), classes=range(2)).history_
+    head_of_noise = nn.Linear(16, 2)
+    after = fit(head_of_noise, wide, range(2), classes=range(2), history=before).history_
+    fresh = fit(head_of_noise, wide, range(2), classes=range(2)).history_
     assert after["freedom"] == fresh["freedom"] == 98

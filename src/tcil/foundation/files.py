@@ -44,7 +44,7 @@ def replace_file(path: Path, content: bytes) -> None:
     file also survives a power cut. If writing fails (on a full disk, for instance), the error names the file, the old
     content is kept and no temporary file is left.
     """
-    with replacing(path) as partial, partial.open("r+b") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         file.write(content)
 
 
