@@ -114,7 +114,7 @@ class PACT(Calibrator[PACTResult]):
     the logits of new classes (WA, BiC), so T of new classes differs from that of old ones by a factor, exp(contrast).
 
     T of old classes goes with the spread of the exemplars' logits (the root mean square about the mean of their row):
-    one T for all was 0.40 to 0.56 times it in nine of ten tasks of six learners, with 8 to 200 classes (docs/pact.md).
+    one T for all was 0.40 to 0.56 times it in nine of ten tasks of six learners, with 4 to 200 classes (docs/pact.md).
     Beyond that, each task gives three pieces of evidence on log T and b, none of which needs data of old classes beyond
     the memory:
 
