@@ -75,3 +75,16 @@ def test_the_sampling_error_of_a_reserve_is_that_of_fixed_numbers_of_images():
         claimed.append(covariance.diagonal())
     true, told = torch.stack(points).var(0), torch.stack(claimed).median(0).values
     assert ((told / true > 0.6) & (told / true < 1.6)).all()
+
+
+def test_both_sides_tell_temperature_and_bias_where_the_answer_is_known():
+    """Logits twice as large as calibrated ones, which `drawn` has half of, and new classes 1 more: T is 2, b is 1/2."""
+    flat, wide = torch.zeros(2, dtype=torch.float64), torch.full((2,), 1e6, dtype=torch.float64)
+    points = []
+    for seed in range(20):
+        logits, columns = drawn([150, 150, 300, 300], 300 + seed)
+        point, _ = leads.by_sides((4 * logits + IS_NEW.double(), columns), IS_NEW, flat, wide)
+        points.append(point)
+    found = torch.stack(points)
+    spread = found.std(0) / math.sqrt(len(found))
+    assert ((found.mean(0) - torch.tensor([math.log(2), 0.5])).abs() < 4 * spread + 0.03).all()

@@ -9,6 +9,7 @@
     python -m research.pact sixth RUN...          # once, with TCIL_DATA=DIR: round six, into .../round-six/
     python -m research.pact eighth RUN...         # once, with TCIL_DATA=DIR: round eight, into .../round-eight/
     python -m research.pact ninth RUNS            # once: round nine's worlds, trained before, into .../round-nine/
+    python -m research.pact tenth RUNS            # once, with TCIL_DATA=DIR: round ten's worlds, into .../round-ten/
     python -m research.pact leads RUNS            # after it: what else was tried on F17 and F18, into .../leads-nine/
     python -m research.pact imbalance RUNS        # PACT told a wrong imbalance: into .../imbalance-eight/
     python -m research.pact draws RUNS            # several validation sets of one network, into .../draws-eight/
@@ -39,6 +40,7 @@ from research.pact import (
     imbalance,
     leads,
     page,
+    real_images,
     residuals,
     rounds,
     sizes,
@@ -49,7 +51,7 @@ from research.pact import (
 from research.pact.measuring import STORED, of_families, store, stored
 from research.pact.methods import FAMILIES
 from research.pact.tables import candidates, summary
-from research.pact.worlds import FINAL, LEARNERS, NINTH, RESERVED, WORLDS, final_settings, train
+from research.pact.worlds import FINAL, LEARNERS, NINTH, RESERVED, TENTH, WORLDS, final_settings, train, trained
 from tcil.experiments.runs.store import RunFolder
 
 
@@ -63,11 +65,10 @@ def final(out: Path) -> None:
     """The final worlds that have no record yet, as far as every learner is trained, by the protocol's order."""
     folders = list[Path]()
     for world in FINAL:
-        own = [out / final_settings(world, learner).name for learner in LEARNERS]
-        kept = [folder for folder in own if (STORED / "final" / f"{folder.name}.json").exists()]
-        done = [folder for folder in own if RunFolder(folder).read_results() is not None]
-        print(f"{world}: {len(done)} of {len(own)} runs are trained, {len(kept)} measured before")
-        if len(done) == len(own):
+        done = trained(out, world)
+        kept = [folder for folder in done if (STORED / "final" / f"{folder.name}.json").exists()]
+        print(f"{world}: {len(done)} of {len(LEARNERS)} runs are trained, {len(kept)} measured before")
+        if len(done) == len(LEARNERS):
             folders += done
     keep("final", folders)
 
@@ -75,7 +76,7 @@ def final(out: Path) -> None:
 def cost(out: Path) -> None:
     """The accuracy of worlds with and without a reserve, of the learners for which both were trained."""
     lines = list[str]()
-    for world, learner in itertools.product(("F1", "D1", *NINTH[:2]), LEARNERS):
+    for world, learner in itertools.product(("F1", "D1", *NINTH[:2], *TENTH[:2]), LEARNERS):
         pair = [RunFolder(out / final_settings(world, learner, r).name).read_results() for r in (0, RESERVED)]
         if all(result is not None for result in pair):
             values = [
@@ -102,6 +103,7 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "round-seven": lambda: rounds.tables(rounds.SEVEN, rounds.stored(rounds.SEVEN)),
         "round-eight": lambda: rounds.tables(rounds.EIGHT, rounds.stored(rounds.EIGHT)),
         confirmation.FOLDER: lambda: confirmation.tables(),
+        real_images.FOLDER: lambda: real_images.tables(),
         leads.FOLDER: lambda: leads.tables(),
         "verdicts": lambda: verdicts.table(),
         "residuals": lambda: residuals.table(),
@@ -117,7 +119,7 @@ def main() -> None:
         prog="python -m research.pact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("final", "cost", "sizes", "ninth", "leads", "imbalance", "draws"):
+    for name in ("final", "cost", "sizes", "ninth", "tenth", "leads", "imbalance", "draws"):
         commands.add_parser(name).add_argument("out", type=Path)
     trained = commands.add_parser("train")
     trained.add_argument("out", type=Path)
@@ -144,6 +146,8 @@ def main() -> None:
         sizes.run(given.out)
     elif given.command == "ninth":
         confirmation.run(given.out)
+    elif given.command == "tenth":
+        real_images.run(given.out)
     elif given.command == "leads":
         leads.run(given.out)
     elif given.command == "imbalance":

@@ -31,8 +31,7 @@ from research.pact.tables import (
     rms,
     world_of,
 )
-from research.pact.worlds import LEARNERS, NINTH, final_settings
-from tcil.experiments.runs.store import RunFolder
+from research.pact.worlds import LEARNERS, NINTH
 
 FOLDER = "round-nine"
 IMAGE = ROOT / "docs/images/pact-runs.svg"
@@ -42,10 +41,10 @@ NO_OLD_DATA = (
 )  # fmt: skip
 RESERVE = (
     "replayed calibration", "balanced TS", "balanced group TS", "distance-aware TS", "BiC layer and T", "BCTS",
-    "vector scaling", "T and bias by the reserve alone", "PACT-R",
+    "vector scaling", "T and bias by the reserve alone", "PACT-R, Bennett", "PACT-R",
 )  # fmt: skip
 CORRECTED = ("BiC layer and T", "PACT, predictions too", "PACT-R, predictions too")
-_OURS = tuple(f"{form}, centred" for form in FORMS)  # as `methods` calls the present form
+OURS = tuple(f"{form}, centred" for form in FORMS)  # as `methods` calls the present form
 _PARTS = tuple(f"PACT, centred, without {part}" for part in ("new classes", "surrogate", "label shift", "history"))
 MEASURED = {
     **{
@@ -54,7 +53,7 @@ MEASURED = {
         if name in METHODS and name not in FORMS
     },
     **compared.METHODS,
-    **{name: METHODS[name][1] for name in (*_OURS, *(f"{name}, predictions too" for name in _OURS), *_PARTS)},
+    **{name: METHODS[name][1] for name in (*OURS, *(f"{name}, predictions too" for name in OURS), *_PARTS)},
 }
 COLUMNS = {
     "pooled": "{:.2f}", "debiased": "{:.2f}", "smooth": "{:.2f}", "group": "{:.2f}", "worst task": "{:.2f}",
@@ -70,14 +69,7 @@ Records = Sequence[dict[str, Any]]
 
 def run(out: Path) -> None:
     """Measure worlds that every learner is trained on and that have no record yet; print tables, draw the picture."""
-    folders = list[Path]()
-    for world in NINTH:
-        own = [out / final_settings(world, learner).name for learner in LEARNERS]
-        done = [folder for folder in own if RunFolder(folder).read_results() is not None]
-        print(f"{world}: {len(done)} of {len(own)} runs are trained")
-        if len(done) == len(own):
-            folders += done
-    measuring.store(FOLDER, folders, MEASURED, _OURS)
+    measuring.store_worlds(FOLDER, NINTH, out, MEASURED, OURS)
     print("\n".join(tables()))
     draw()
 

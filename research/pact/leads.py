@@ -21,7 +21,7 @@ from torch import Tensor
 
 from research.beyond import Known, adjusted
 from research.pact import measuring
-from research.pact.methods import BASES, EIGHTH, METHODS, Labelled, Method, reserve_of, tracked
+from research.pact.methods import BASES, EIGHTH, METHODS, Labelled, Method, reserve_of, sides, tracked
 from research.pact.tables import each_learner, mean, of_learner, ratio_errors, rms
 from research.pact.worlds import LEARNERS, NINTH, final_settings
 from tcil.calibration.calibrators.pact import PACTEvidence, PACTFilter
@@ -89,14 +89,28 @@ def _least(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     return torch.tensor(minimize(value, start.numpy(), jac=True, method="BFGS").x)
 
 
-def with_reserve(posterior: Posterior) -> Method:
-    """PACT, with a reserve that enters in another way."""
+def by_sides(rows: Labelled, is_new: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Bennett's acceptance ratio: validation set and reserve tell b by their odds of old against new classes."""
+    side = is_new[rows[1]]
+    kept, valid = ((rows[0][own], rows[1][own]) for own in (~side, side))
+    return sides(kept, valid, is_new, mean, variance)
+
+
+def with_reserve(posterior: Posterior, without: str = "") -> Method:
+    """PACT, with a reserve that enters in another way; of what it stands for, the belief is `without` the last piece.
+
+    The next task still gets that piece: a reserve is not passed on.
+    """
 
     def method(known: Known) -> Tensor:
         memo, evidence = known.memory.get("pact"), known.evidence
         log_imbalance = known.log_imbalance if known.old else None
         state = PACTFilter.of(memo, log_imbalance, evidence.result.target, EIGHTH, evidence.spread)
-        state.weigh(evidence)
+        believed: tuple[Tensor, Tensor] | None = None
+        for take in state.in_order():
+            if take.__name__ == without and state.bias is not None:
+                believed = _believed(state)
+            take(evidence)
         known.memory["pact"] = state.memo() if state.informed else None
         known.memory["surprises"], known.memory["contrast"] = list(state.surprises), state.contrast.mean
         now = state.as_evidence("all")
@@ -106,9 +120,7 @@ def with_reserve(posterior: Posterior) -> Method:
                 for rows in (reserve_of(known), evidence.valid)
             )
             rows = torch.cat([kept[0], valid[0]]), torch.cat([kept[1], valid[1]])
-            mean = torch.tensor([state.log_t.mean, state.bias.mean], dtype=torch.float64)
-            variance = torch.tensor([state.log_t.variance, state.bias.variance], dtype=torch.float64)
-            point, covariance = posterior(rows, evidence.is_new, mean, variance)
+            point, covariance = posterior(rows, evidence.is_new, *(believed or _believed(state)))
             errors = covariance.diagonal().clamp(min=1e-8).sqrt()
             now = PACTEvidence("all", float(point[0]), float(errors[0]), float(point[1]), float(errors[1]))
         known.memory["belief"] = now
@@ -118,6 +130,14 @@ def with_reserve(posterior: Posterior) -> Method:
     return method
 
 
+def _believed(state: PACTFilter) -> tuple[Tensor, Tensor]:
+    """Means and variances of log T and b, where there are old classes."""
+    assert state.bias is not None
+    mean = torch.tensor([state.log_t.mean, state.bias.mean], dtype=torch.float64)
+    return mean, torch.tensor([state.log_t.variance, state.bias.variance], dtype=torch.float64)
+
+
+BENNETT = with_reserve(by_sides, without="label_shift")
 _NOW = ("PACT, centred", "PACT-R, centred")
 OURS = {
     **{name: METHODS[name][1] for name in _NOW},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ import tcil
 from research import ROOT
 from research.beyond import Known, fit_on, oracle
 from research.pact.methods import BASES, METHODS, OURS, Method, log_spread, reserve_of
-from research.pact.worlds import LEARNERS, RESERVED
+from research.pact.worlds import LEARNERS, RESERVED, data_folder, trained
 from tcil.calibration.calibrators.pact import PACTEvidence
 from tcil.calibration.calibrators.pact import evidence as pieces
 from tcil.calibration.calibrators.tcil import TCILEvidence
@@ -74,12 +73,6 @@ def with_reserve(task: FinishedTask, drawn: dict[int, Tensor], seed: int) -> Fin
         task, test_logits=task.test_logits[rest], test_columns=columns[rest],
         reserve_logits=task.test_logits[taken], reserve_columns=columns[taken],
     )  # fmt: skip
-
-
-def data_folder() -> Path | None:
-    """Where CIFAR-100 is: the folder that TCIL_DATA names."""
-    named = os.environ.get("TCIL_DATA")
-    return Path(named) if named else None
 
 
 Walked = tuple[FinishedTask, TCILEvidence]
@@ -193,6 +186,19 @@ def store(name: str, folders: Iterable[Path], methods: Mapping[str, Method], our
         path = STORED / name / f"{folder.name}.json"
         if not path.exists():
             replace_file(path, (json.dumps(measure(folder, methods, ours)) + "\n").encode())
+
+
+def store_worlds(
+    name: str, worlds: Sequence[str], out: Path, methods: Mapping[str, Method], ours: Sequence[str]
+) -> None:
+    """Measure the worlds that every learner is trained on, as far as they have no record, and keep what was found."""
+    folders = list[Path]()
+    for world in worlds:
+        done = trained(out, world)
+        print(f"{world}: {len(done)} of {len(LEARNERS)} runs are trained")
+        if len(done) == len(LEARNERS):
+            folders += done
+    store(name, folders, methods, ours)
 
 
 def stored(name: str, complete: bool = False) -> list[dict[str, Any]]:

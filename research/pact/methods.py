@@ -164,15 +164,22 @@ def bennett(known: Known) -> Tensor:
 
 def both_sides(known: Known, before: PACTEvidence) -> tuple[float, float, float, float]:
     """The mode of log T and b, and their errors, by what is believed and the likelihood of both sides."""
-    (z_old, y_old), (z_new, y_new) = reserve_of(known), known.valid
-    is_old = (~known.evidence.is_new).double()
-    z, side = torch.cat([z_old, z_new]).double(), torch.cat([torch.ones(len(y_old)), torch.zeros(len(y_new))]).double()
-    n_old, n_new = int(is_old.sum()), int((1 - is_old).sum())
-    offset = math.log(len(y_old) / n_old) - math.log(len(y_new) / n_new)  # of images per class in this sample
     assert before.log_temperature is not None
     assert before.bias is not None
     mean = torch.tensor([before.log_temperature, before.bias], dtype=torch.float64)
     error = torch.tensor([before.log_temperature_error, before.bias_error], dtype=torch.float64)
+    point, covariance = sides(reserve_of(known), known.valid, known.evidence.is_new, mean, error.square())
+    errors = covariance.diagonal().clamp(min=1e-8).sqrt()
+    return float(point[0]), float(errors[0]), float(point[1]), float(errors[1])
+
+
+def sides(kept: Labelled, valid: Labelled, is_new: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """The mode of (log T, b) and its covariance, by what is believed and the likelihood of both sides."""
+    (z_old, y_old), (z_new, y_new) = kept, valid
+    is_old = (~is_new).double()
+    z, side = torch.cat([z_old, z_new]).double(), torch.cat([torch.ones(len(y_old)), torch.zeros(len(y_new))]).double()
+    n_old, n_new = int(is_old.sum()), int((1 - is_old).sum())
+    offset = math.log(len(y_old) / n_old) - math.log(len(y_new) / n_new)  # of images per class in this sample
     masked = torch.where(is_old.bool(), 0.0, -torch.inf), torch.where(is_old.bool(), -torch.inf, 0.0)
 
     def loss(point: Tensor) -> Tensor:
@@ -181,7 +188,7 @@ def both_sides(known: Known, before: PACTEvidence) -> tuple[float, float, float,
         group = torch.nn.functional.binary_cross_entropy_with_logits(odds, side, reduction="sum")
         rows = z_old.double() * torch.exp(-point[0])
         inside = torch.nn.functional.cross_entropy(rows + masked[0], y_old, reduction="sum")
-        return group + inside + 0.5 * ((point - mean) / error).square().sum()
+        return group + inside + 0.5 * ((point - mean).square() / variance).sum()
 
     point = mean.clone()
     for _ in range(50):
@@ -195,8 +202,7 @@ def both_sides(known: Known, before: PACTEvidence) -> tuple[float, float, float,
         point = point - size * step
         if float(step.norm()) < 1e-6 or size <= 1e-6:
             break
-    errors = torch.linalg.inv(torch.autograd.functional.hessian(loss, point)).diagonal().clamp(min=1e-8).sqrt()
-    return float(point[0]), float(errors[0]), float(point[1]), float(errors[1])
+    return point, torch.linalg.inv(torch.autograd.functional.hessian(loss, point))
 
 
 def averaged(known: Known, belief: PACTEvidence, contrast: float = 0.0) -> Tensor:

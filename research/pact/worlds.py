@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tcil.experiments.config.settings import RunSettings, build
 from tcil.experiments.runs.run import Run
+from tcil.experiments.runs.store import RunFolder
 
 LEARNERS = ("er", "eeil", "wa", "der", "bic", "la")
 WORLDS: dict[str, dict[str, Any]] = {
@@ -31,6 +33,9 @@ WORLDS: dict[str, dict[str, Any]] = {
     "F17": {"preset": "letters", "seed": 161, "memory": 400, "validation": 80},
     "F18": {"preset": "letters", "seed": 162, "memory": 300, "validation": 200, "tasks": 4},
     "F19": {"preset": "letters-large", "seed": 163, "memory": 560, "validation": 80, "classes": 28, "tasks": 7},
+    "C1": {"preset": "cifar100-mini", "seed": 201, "memory": 400, "validation": 100},
+    "C2": {"preset": "cifar100-mini", "seed": 202, "memory": 300, "validation": 200, "tasks": 4},
+    "C3": {"preset": "cifar100-mini", "seed": 203, "memory": 560, "validation": 100, "classes": 28, "tasks": 7},
 }
 FINAL = ("F5", "F3", "F4")  # of round two, in the order of training; F1 and F2, of round one, are development now
 FIFTH = ("F6", "F7")  # of round five
@@ -38,18 +43,34 @@ SIXTH = ("F8", "F9", "F10")  # of round six
 SEVENTH = ("F11", "F12", "F13")  # of round seven
 EIGHTH = ("F14", "F15", "F16")  # of round eight
 NINTH = ("F17", "F18", "F19")  # of round nine
+TENTH = ("C1", "C2", "C3")  # of round ten
 RESERVED = 2
+# What all worlds of a preset share: letters are drawn by the world's seed; CIFAR-100 has other classes by its order.
+_OF_PRESET: dict[str, dict[str, Any]] = {"cifar100-mini": {"precision": "bf16"}}
 
 
 def final_settings(world: str, learner: str, reserve: int = RESERVED) -> RunSettings:
     """The settings of a final run, by the protocol's rule."""
     own = WORLDS[world]
+    more = _OF_PRESET.get(own["preset"], {"data_seed": own["seed"], "test_per_class": 320})
     return build(
         {
-            "learner": learner, **own, "validation_pool": own["validation"],
-            "class_order_seed": own["seed"], "data_seed": own["seed"], "test_per_class": 320, "reserve": reserve,
+            "learner": learner, **own, **more, "validation_pool": own["validation"],
+            "class_order_seed": own["seed"], "reserve": reserve,
         }
     )  # fmt: skip
+
+
+def data_folder() -> Path | None:
+    """Where CIFAR-100 is: the folder that TCIL_DATA names."""
+    named = os.environ.get("TCIL_DATA")
+    return Path(named) if named else None
+
+
+def trained(out: Path, world: str) -> list[Path]:
+    """The folders of a world's final runs that are trained."""
+    own = [out / final_settings(world, learner).name for learner in LEARNERS]
+    return [folder for folder in own if RunFolder(folder).read_results() is not None]
 
 
 def train(
@@ -59,5 +80,5 @@ def train(
     for world in worlds:
         for learner in learners:
             settings = final_settings(world, learner, reserve)
-            Run(settings, out / settings.name).execute(["vanilla"])
+            Run(settings, out / settings.name, data=data_folder()).execute(["vanilla"])
             print(f"{world} {learner} reserve {reserve}: trained", flush=True)

@@ -72,8 +72,10 @@ def plan(
             sizes, images = [len(task.columns) for task in stream], [len(task.train) for task in stream]
             passes = count_passes(settings, sizes, images).first(one.until)
             left, last = passes.after(one.done), len(passes.tasks)
-            each = seconds_per_image(settings.network, settings.batch_size, dataset.image_shape)
-            measured[f"{settings.network} on {dataset.image_shape[-1]}x{dataset.image_shape[-1]}"] = 1 / each
+            side, precision = dataset.image_shape[-1], settings.precision
+            each = seconds_per_image(settings.network, settings.batch_size, dataset.image_shape, precision)
+            kind = f"{settings.network} on {side}x{side}" + (f" in {precision}" if precision != "fp32" else "")
+            measured[kind] = 1 / each
             seconds = left * each
             seconds_in_all, passes_in_all = seconds_in_all + seconds, passes_in_all + left
             of = f"{last}" if last == len(stream) else f"{last} of {len(stream)}"
