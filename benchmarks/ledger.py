@@ -81,6 +81,12 @@ def machine() -> dict[str, Any]:
     }
 
 
+def has_flag(name: str) -> bool:
+    """Whether the processor has these instructions, as Linux calls them."""
+    lines = [line.split(":")[1].split() for line in _cpu_info() if line.startswith(("flags", "Features"))]
+    return bool(lines) and name in lines[0]
+
+
 def _cpu_info() -> list[str]:
     path = Path("/proc/cpuinfo")
     return path.read_text().splitlines() if path.exists() else []

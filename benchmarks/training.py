@@ -24,6 +24,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from benchmarks import ledger
+from tcil.incremental.arithmetic import Arithmetic
 from tcil.incremental.data.images import Dataset, ImageSet
 from tcil.incremental.data.layout import Layout
 from tcil.incremental.learners.base import Schedule, Stage
@@ -34,18 +35,19 @@ from tcil.incremental.training import EpochState, OptimizerKind, make_optimizer,
 
 BATCH, STEPS, ROUNDS = 128, 4, 6
 PLAIN_ROUNDS = 16  # by the clock: many short turns, the best of which nobody disturbed
+_FP32 = Arithmetic()
 MEAN, STD = (0.5,) * 3, (0.25,) * 3
 
 
-def dataset(layout: Layout, steps: int = STEPS) -> Dataset:
+def dataset(layout: Layout, steps: int = STEPS, batch: int = BATCH) -> Dataset:
     """Random images of CIFAR's size: the pixels do not matter for the time."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (BATCH * steps, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    images = torch.randint(0, 256, (batch * steps, 3, 32, 32), generator=generator, dtype=torch.uint8)
     part = ImageSet(images, torch.arange(len(images)) % 10)
     return Dataset("random", part, part, tuple(map(str, range(10))), MEAN, STD, layout=layout)
 
 
-def loop(model: nn.Module, data: Dataset, threads: int = 1) -> None:
+def loop(model: nn.Module, data: Dataset, threads: int = 1, arithmetic: Arithmetic = _FP32, batch: int = BATCH) -> None:
     """One epoch of the library's own loop."""
     torch.set_num_threads(threads)
 
@@ -54,7 +56,7 @@ def loop(model: nn.Module, data: Dataset, threads: int = 1) -> None:
 
     stage = Stage("train", torch.arange(len(data.train)), Schedule(1, 0.1, (), 2e-4), loss, list(model.parameters()))
     train_stage(
-        model, stage, data, data.train.labels, batch_size=BATCH, optimizer=OptimizerKind.SGD,
+        model, stage, data, data.train.labels, batch_size=batch, optimizer=OptimizerKind.SGD, arithmetic=arithmetic,
         generator=torch.Generator().manual_seed(0), state=EpochState(), on_epoch=lambda state, loss: None,
     )  # fmt: skip
 

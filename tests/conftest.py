@@ -9,7 +9,6 @@ import gc
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -79,17 +78,6 @@ def _name_group(item: pytest.Item) -> None:
         item._id = type(item._id).parse(f"{item.nodeid}@{'_'.join(groups)}")
 
 
-@functools.cache
-def death_by_bf16() -> str:
-    """How a process ends that runs a bfloat16 layer here; empty where it lives.
-
-    Some virtual machines show AMX flags but trap its instructions, which oneDNN then uses: the process is killed.
-    """
-    code = "import torch; torch.nn.Linear(64, 64).bfloat16()(torch.ones(64, 64).bfloat16())"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode
-    return signal.Signals(-ended).name if ended < 0 else "an error" if ended else ""
-
-
 def pytest_configure():
     """Signals as a terminal gives them: under nohup or in the background of a script, two of them would be ignored."""
     for number, usual in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}.items():
@@ -100,7 +88,9 @@ def pytest_configure():
 @pytest.fixture
 def bf16() -> None:
     """For tests that compute in bfloat16: skipped where this processor cannot."""
-    if death := death_by_bf16():
+    from tcil.incremental.arithmetic import Precision, death_by  # not in the process that only hands out the tests
+
+    if death := death_by(Precision.BF16):
         pytest.skip(f"a bfloat16 layer ends with {death} here (ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 may help)")
 
 

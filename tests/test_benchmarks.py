@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 import tcil
-from benchmarks import ROOT, bench, expanding, frameworks, ledger, literal, scaling_page, synthetic
+from benchmarks import ROOT, bench, expanding, frameworks, ledger, literal, precision, scaling_page, synthetic
 from tcil.incremental.networks import small_resnet
 
 
@@ -97,8 +97,20 @@ def test_a_later_task_is_measured_with_kept_features_and_without():
     assert seconds["kept_over_first"] > 0
 
 
+def test_precisions_are_measured_side_by_side(bf16):
+    speeds = precision.measure(1, {"small": (small_resnet, 1)})["small"]
+    assert speeds["bf16_over_fp32"] == pytest.approx(
+        speeds["bf16_images_per_second"] / speeds["fp32_images_per_second"], rel=0.1, abs=0.01
+    )
+    assert all(value > 0 for value in speeds.values())
+
+
 def test_stored_benchmarks_stand_in_the_page():
     page = bench.PAGE.read_text()
+    precisions = json.loads((ROOT / "docs/results/precision.json").read_text())["networks"]
+    for network, speeds in precisions.items():
+        ratios = [f"{speeds[f'{kind}_over_fp32']:.2f}" for kind in ("bf16", "fp16")]
+        assert f"| {network} | {speeds['fp32_images_per_second']:.0f} | {' | '.join(ratios)} |" in page
     for name, ratio in (("frameworks", "ours_over_theirs"), ("expanding", "kept_over_first")):
         networks = json.loads((ROOT / f"docs/results/{name}.json").read_text())["networks"]
         for network, figures in networks.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -9,8 +10,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
-from conftest import ROOT, death_by_bf16
+from conftest import ROOT
+from tcil.experiments.scheduling import cost
+from tcil.incremental import arithmetic
+from tcil.incremental.arithmetic import Arithmetic, Precision, death_by
 
 pytestmark = pytest.mark.processes
 
@@ -65,6 +70,12 @@ def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path, after: int
 def test_the_probe_tells_a_processor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     died = subprocess.CompletedProcess([], -4)
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: died)
-    assert death_by_bf16.__wrapped__() == "SIGILL"
+    assert death_by.__wrapped__(Precision.BF16) == "SIGILL"
+    monkeypatch.setattr(arithmetic, "death_by", death_by.__wrapped__)
+    with pytest.raises(ValueError, match=r"precision: got 'bf16', in which a layer ends the process with SIGILL"):
+        Arithmetic(Precision.BF16).check(torch.device("cpu"))
+    Arithmetic().check(torch.device("cpu"))
+    monkeypatch.setattr(cost, "death_by", death_by.__wrapped__)
+    assert math.isnan(cost.seconds_per_image.__wrapped__("small_cnn", 8, (1, 8, 8), "bf16"))
     died.returncode = 0
-    assert death_by_bf16.__wrapped__() == ""
+    assert death_by.__wrapped__(Precision.BF16) == ""

@@ -38,8 +38,11 @@ def second_task(digits, name="er"):
     return learner, data
 
 
-def train(digits, how, name="er", epochs=2, state=None, stop=lambda: False, weights=None, change=lambda stage: stage):
-    """The network after stage one, the losses, and the states after each epoch with their weights."""
+def train(
+    digits, how, name="er", epochs=2, state=None, stop=lambda: False, weights=None, change=lambda stage: stage,
+    stage="train",
+):  # fmt: skip
+    """The network after a stage, the losses, and the states after each epoch with their weights."""
     learner, data = second_task(digits, name)
     if weights is not None:
         learner.model.load_state_dict(weights)
@@ -49,10 +52,10 @@ def train(digits, how, name="er", epochs=2, state=None, stop=lambda: False, weig
         losses.append(loss)
         states.append((now, copy.deepcopy(learner.model.state_dict())))
 
-    stage = change(learner.stage("train", data, Schedule(epochs, 0.02, (), 2e-4), torch.Generator()))
+    made = change(learner.stage(stage, data, Schedule(epochs, 0.02, (), 2e-4), torch.Generator()))
     try:
         train_stage(
-            learner.model, stage, digits, data.column_of_row, batch_size=16, optimizer=OptimizerKind.SGD,
+            learner.model, made, digits, data.column_of_row, batch_size=16, optimizer=OptimizerKind.SGD,
             generator=torch.Generator().manual_seed(5), state=state or EpochState(), on_epoch=on_epoch, stop=stop,
             arithmetic=how,
         )  # fmt: skip
@@ -77,13 +80,23 @@ class TestMixed:
         assert all(p.dtype == torch.float32 for p in mixed.parameters())
         assert float(states[-1][0].scale["scale"]) > 0
 
-    def test_bf16_trains_nearly_the_same_network(self, digits, bf16):
-        plain, losses, _ = train(digits, Arithmetic(), epochs=1)
-        mixed, others, states = train(digits, Arithmetic(Precision.BF16), epochs=1)
+    @pytest.mark.parametrize("name", ["er", "eeil", "wa", "der"])
+    def test_bf16_trains_nearly_the_same_network(self, digits, bf16, name):
+        plain, losses, _ = train(digits, Arithmetic(), name, epochs=1)
+        mixed, others, states = train(digits, Arithmetic(Precision.BF16), name, epochs=1)
         assert others == pytest.approx(losses, rel=0.05)
         assert others != losses
         assert_close(plain, mixed, 0.3)
         assert states[-1][0].scale == {}
+
+    @pytest.mark.parametrize("name", ["eeil", "der", "bic"])
+    def test_the_second_stage_is_trained_in_bf16_too(self, digits, bf16, name):
+        """On features of frozen extractors (DER), with a teacher (EEIL), and of two numbers alone (BiC)."""
+        plain, losses, _ = train(digits, Arithmetic(), name, epochs=1, stage="finetune")
+        mixed, others, _ = train(digits, Arithmetic(Precision.BF16), name, epochs=1, stage="finetune")
+        assert others == pytest.approx(losses, rel=0.05)
+        assert others != losses
+        assert_close(plain, mixed, 0.3)
 
     def test_fp32_has_no_scale(self, digits):
         _, _, states = train(digits, Arithmetic(), epochs=1)

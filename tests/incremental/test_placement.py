@@ -31,7 +31,7 @@ def _fresh(monkeypatch):
 def timed_as(monkeypatch, seconds):
     """Let a training step take that long: by layout and threads."""
 
-    def step(model, shape, layout, batch_size):
+    def step(model, shape, layout, batch_size, arithmetic):
         tried.append((str(layout), torch.get_num_threads()))
         return seconds[tried[-1]]
 

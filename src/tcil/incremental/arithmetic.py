@@ -6,6 +6,9 @@ the optimizer stay in fp32 too, so that checkpoints have the same format in ever
 
 from __future__ import annotations
 
+import signal
+import subprocess  # nosec B404
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -112,6 +115,23 @@ def _check_autocast(precision: Precision, device: torch.device) -> None:
     except (UserWarning, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise invalid("precision", f"{str(precision)!r} on {device} ({reason})", "fp32 on this device") from None
+    if device.type == "cpu" and (death := death_by(precision)):
+        given = f"{str(precision)!r}, in which a layer ends the process with {death} on this processor"
+        raise invalid("precision", given, "fp32, or ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment")
+
+
+@cache
+def death_by(precision: Precision) -> str:
+    """How a process ends that runs a layer in this precision on the CPU; empty where it lives.
+
+    Some virtual machines show AMX flags but trap its instructions, which oneDNN then uses: the process is killed.
+    """
+    if precision not in _TYPES:
+        return ""
+    kind = str(_TYPES[precision])
+    code = f"import torch; torch.nn.Linear(64, 64).to({kind})(torch.ones(64, 64, dtype={kind}))"
+    ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=False).returncode  # nosec B603
+    return signal.Signals(-ended).name if ended < 0 else "an error" if ended else ""
 
 
 @cache

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from torch import nn
 
+from tcil.incremental.arithmetic import Arithmetic
 from tcil.incremental.data.layout import Layout
 from tcil.incremental.networks import seeded
 
@@ -35,6 +36,7 @@ _LAYOUT_GAIN, _THREAD_GAIN = 1.5, 1.1
 # Other processes may disturb some measurements, so they are repeated and the fastest counts. Small batches favour one
 # thread, so batches are not smaller than necessary.
 _LARGEST_BATCH, _FEWEST_TURNS, _MOST_TURNS, _SECONDS = 64, 3, 12, 4.0
+_FP32 = Arithmetic()
 
 
 def layout_of_environment() -> Layout | None:
@@ -44,7 +46,9 @@ def layout_of_environment() -> Layout | None:
 
 
 @cache
-def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...], batch_size: int) -> Placement:
+def choose_placement(
+    network: Callable[[int], nn.Module], shape: tuple[int, ...], batch_size: int, arithmetic: Arithmetic = _FP32
+) -> Placement:
     """The faster layout, with one thread or all, measured by a few training steps on batches of this size (at most 64).
 
     If OMP_NUM_THREADS or TCIL_LAYOUT are set, they decide. The choice holds for all runs of a process.
@@ -67,7 +71,7 @@ def choose_placement(network: Callable[[int], nn.Module], shape: tuple[int, ...]
                 break
             for layout, count in ways:
                 torch.set_num_threads(count)
-                took = step_seconds(models[layout], shape, layout, batch_size)
+                took = step_seconds(models[layout], shape, layout, batch_size, arithmetic)
                 seconds[layout, count] = min(seconds[layout, count], took)
     finally:
         torch.set_num_threads(threads)
@@ -85,6 +89,7 @@ def step_seconds(
     shape: tuple[int, ...],
     layout: Layout,
     batch_size: int,
+    arithmetic: Arithmetic = _FP32,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """The time of one forward and backward pass of a batch, in seconds of this clock."""
@@ -92,15 +97,19 @@ def step_seconds(
     x = x.contiguous(memory_format=layout.form)
     y = torch.zeros(batch_size, dtype=torch.long)
     started = clock()
-    nn.functional.cross_entropy(model(x), y).backward()
+    with arithmetic.cast(x.device):
+        loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
     return clock() - started
 
 
-def alone_seconds(model: nn.Module, shape: tuple[int, ...], layout: Layout, batch_size: int) -> float:
+def alone_seconds(
+    model: nn.Module, shape: tuple[int, ...], layout: Layout, batch_size: int, arithmetic: Arithmetic = _FP32
+) -> float:
     """The same by the processor time of this thread alone: other processes hardly change it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return step_seconds(model, shape, layout, batch_size, time.thread_time)
+        return step_seconds(model, shape, layout, batch_size, arithmetic, time.thread_time)
     finally:
         torch.set_num_threads(threads)

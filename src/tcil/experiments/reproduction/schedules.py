@@ -78,8 +78,7 @@ class Edition:
 
 # How each task is trained in `compact`. The weight decay is chosen so that its sum over the steps of a task,
 # lr * weight_decay / (1 - momentum), is the paper's. With 20 epochs: {"epochs": 20, "weight_decay": 1e-3, ...}.
-# Steps in bf16 take half the time on processors that have it; `--precision fp32` is for those that have not.
-COMPACT = {"epochs": 30, "weight_decay": 6.7e-4, "batch_size": 64, "crop": 0, "precision": "bf16"}
+COMPACT = {"epochs": 30, "weight_decay": 6.7e-4, "batch_size": 64, "crop": 0}
 # The number of tasks for these learners in `compact`; `--tasks-until 10` completes them.
 COMPACT_FIRST_TASKS = {"eeil": 5, "wa": 5, "der": 5}
 # How each task is trained in `small`: as in the preset cifar100-mini, with weight decay by the same rule. It is half as
@@ -129,13 +128,13 @@ SCHEDULES: dict[str, tuple[Edition, ...]] = {
     ),
     "compact": (
         Edition(
-            "compact", f"ResNet-32, {COMPACT['epochs']} epochs, no crops, bf16", (1,),
+            "compact", f"ResNet-32, {COMPACT['epochs']} epochs, no crops", (1,),
             {"cifar100": {"preset": "cifar100", **COMPACT}}, variations=(MAIN,), first_tasks=COMPACT_FIRST_TASKS,
             full_data=False,
             left_out=f"{_SIZES_LEFT_OUT} Tiny-ImageNet and 20 tasks are in 'small'. {_NO_SECOND}",
         ),
         Edition(
-            "compact, CIFAR-10", f"ResNet-32, {COMPACT['epochs']} epochs, no crops, bf16", (1,),
+            "compact, CIFAR-10", f"ResNet-32, {COMPACT['epochs']} epochs, no crops", (1,),
             {"cifar10": {"preset": "cifar10", **COMPACT}}, learners=("er",), variations=(MAIN,), full_data=False,
         ),
     ),

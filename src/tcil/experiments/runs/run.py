@@ -330,7 +330,7 @@ class Run:
         """Threads and layout that the run began with."""
 
         def choose() -> Placement:
-            return choose_placement(self._network, self.dataset.image_shape, self.settings.batch_size)
+            return choose_placement(self._network, self.dataset.image_shape, self.settings.batch_size, self._arithmetic)
 
         with self.machine.placed(choose) as layout:
             if layout is not None:

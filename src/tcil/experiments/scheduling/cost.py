@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-import torch
-
 from tcil.experiments.config.settings import RunSettings
 from tcil.experiments.runs.store import RunFolder
 from tcil.experiments.runs.tasks import share_of
 from tcil.experiments.scheduling.job import Job
 from tcil.experiments.scheduling.status import Status
 from tcil.foundation.errors import invalid
-from tcil.incremental.arithmetic import Arithmetic, Precision
+from tcil.incremental.arithmetic import Arithmetic, Precision, death_by
 from tcil.incremental.data.layout import Layout
 from tcil.incremental.data.stream import equal_sizes
 from tcil.incremental.learners.base import TaskSize
@@ -145,24 +143,23 @@ def seconds_per_image(network: str, batch_size: int, shape: tuple[int, ...], pre
     """One training step of the network, measured: the best of three, or of fewer where they take long.
 
     All threads of a process wait for the slowest, so that on a busy machine a step takes many times as long. There the
-    processor time of one thread counts: what a run takes that has a core of its own.
+    processor time of one thread counts: what a run takes that has a core of its own. NaN where this processor cannot.
     """
     layout, few, make = Layout.CHANNELS_LAST, 4, network_factory(network)
     shape = input_shape(make) or shape
     model = make(10).to(memory_format=layout.form)  # type: ignore[call-overload]
     arithmetic = Arithmetic(Precision.parse(precision, "precision"))
-
-    def seconds(measure: Callable[..., float], images: int) -> float:
-        with arithmetic.cast(torch.device("cpu")):
-            return measure(model, shape, layout, images)
-
-    warm = min(seconds(step_seconds, few) for _ in range(2))  # the first step of a process takes longer
+    if death_by(arithmetic.precision):
+        return float("nan")  # on another device it may train
+    warm = min(
+        step_seconds(model, shape, layout, few, arithmetic) for _ in range(2)
+    )  # the first step of a process takes longer
     batch_size = min(batch_size, LARGEST_BATCH, max(few, int(few * MOST_SECONDS / 6 / max(warm, 1e-6))))
     best, started = float("inf"), time.perf_counter()
     for _ in range(3):
         # The clock of a thread may be too coarse for a small network, and then shows no time at all.
-        took = [seconds(measure, batch_size) for measure in (step_seconds, alone_seconds)]
-        best = min([best, *(one for one in took if one > 0)])
+        took = [measure(model, shape, layout, batch_size, arithmetic) for measure in (step_seconds, alone_seconds)]
+        best = min([best, *(seconds for seconds in took if seconds > 0)])
         if time.perf_counter() - started > MOST_SECONDS:
             break
     return best / batch_size

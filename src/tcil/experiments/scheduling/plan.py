@@ -75,7 +75,8 @@ def plan(
             side, precision = dataset.image_shape[-1], settings.precision
             each = seconds_per_image(settings.network, settings.batch_size, dataset.image_shape, precision)
             kind = f"{settings.network} on {side}x{side}" + (f" in {precision}" if precision != "fp32" else "")
-            measured[kind] = 1 / each
+            if not math.isnan(each):
+                measured[kind] = 1 / each
             seconds = left * each
             seconds_in_all, passes_in_all = seconds_in_all + seconds, passes_in_all + left
             of = f"{last}" if last == len(stream) else f"{last} of {len(stream)}"
