@@ -197,6 +197,10 @@ class TestReproduce:
         output = command("reproduce", "policies", *places, "--set", "epochs=1", "--dry-run")
         assert "0 trainings to run" in output
         assert "to calibrate" in output
+        command("report", tmp_path / "runs", "--keep", tmp_path / "kept")  # without the networks
+        elsewhere = ["--schedule", "mini", "--out", tmp_path / "other", "--kept", tmp_path / "kept"]
+        again = command("reproduce", "policies", *elsewhere, "--set", "epochs=1", "--dry-run")
+        assert "1 training to run" in again
         command("reproduce", "claims", *places, "--set", "epochs=1", "--render")
 
     @pytest.mark.training

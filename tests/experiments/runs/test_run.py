@@ -568,7 +568,7 @@ def test_a_network_that_returns_no_logits_is_refused_before_training(answer, tol
             return answer(x)
 
     with pytest.raises(ValueError, match=f"network: got 'mine', which returns {told}; expected logits"):
-        check_network("mine", lambda n_classes: Odd(), load_dataset("digits"))
+        check_network("mine", lambda n_classes: Odd(), load_dataset("digits").image_shape)
 
 
 class TestErrorsOfOwnParts:

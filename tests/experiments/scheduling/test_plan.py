@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tcil.experiments.config.settings import build
-from tcil.experiments.scheduling.cost import Speed
+from tcil.experiments.scheduling.cost import Speed, passes_as_released
 from tcil.experiments.scheduling.plan import Planned, Standing, plan
 
 OWN = """
@@ -30,9 +30,20 @@ def cells(name):
     return [cell.words for cell in row.cells]
 
 
-@pytest.mark.parametrize("name", ["cifar100", "own_plans:missing"])
-def test_missing_data_leave_the_cost_unknown(own, name):
-    assert cells(name)[1:] == ["to run", "", "data missing", "unknown"]
+def test_missing_data_of_ones_own_leave_the_cost_unknown(own):
+    assert cells("own_plans:missing")[1:] == ["to run", "", "data missing", "unknown"]
+
+
+def test_missing_data_that_are_known_count_as_released():
+    """With the image passes of the data themselves, and a note that says so."""
+    missing = build({"preset": "cifar100-mini"})
+    grid = plan([Planned(missing, until=2)], None, Speed("the moon", {missing.network: 10.0}, "guessed"))
+    assert grid.rows[0].cells[2].words == "2 of 5"
+    assert grid.rows[0].cells[3].words == f"{passes_as_released(missing).first(2).total:,.0f}"
+    assert any(note.startswith("Data are missing, so that images are counted as released") for note in grid.notes)
+    assert any(note.startswith("On the moon: about") for note in grid.notes)
+    with pytest.raises(ValueError, match=r"network: got 'small_cnn' .* a network for images of shape \(3, 32, 32\)"):
+        cells("cifar100")
 
 
 def test_why_given_data_cannot_be_read_is_told(tmp_path):
@@ -69,7 +80,8 @@ def test_first_tasks_what_is_done_and_another_machine():
     assert grid.notes[-1] == "Something is left out."
 
 
-def test_no_time_on_another_machine_where_data_are_missing():
+def test_no_time_on_another_machine_where_data_are_missing(own):
     """It would be that of no training: 0 seconds."""
-    grid = plan([Planned(build({"dataset": "cifar100"}))], None, Speed("the moon", {"resnet32": 10.0}, "guessed"))
+    settings = build({"dataset": "own_plans:missing", "preset": "digits"})
+    grid = plan([Planned(settings)], None, Speed("the moon", {settings.network: 10.0}, "guessed"))
     assert not any(note.startswith("On the moon") for note in grid.notes)

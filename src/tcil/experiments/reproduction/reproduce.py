@@ -84,16 +84,18 @@ def reproduce(
 
 
 def _planned(needs: Sequence[tuple[int, Need]], runs: Mapping[str, StoredRun], out: Path) -> list[Planned]:
-    """Every training that is needed, once, with its number and progress; unfinished ones are in the folder `out`."""
+    """Every training that is needed, once, with its number and progress.
+
+    What is unfinished goes on from its networks, which are in the folder `out` alone: of kept results there are none.
+    """
     planned: dict[str, Planned] = {}
 
     def tasks_of(settings: RunSettings) -> int:
-        run = runs.get(settings.key)
-        return max(len(run.tasks) if run is not None else 0, RunFolder(out / settings.name).n_done)
+        return RunFolder(out / settings.name).n_done
 
     for number, need in needs:
         run = runs.get(need.settings.key)
-        trained = run is not None and _far_enough(need, run)
+        trained = run is not None and _far_enough(need, run) and tasks_of(need.settings) >= len(run.tasks)
         standing = Standing.FINISHED if satisfied(need, run) else Standing.TRAINED if trained else Standing.MISSING
         planned[need.settings.key] = Planned(need.settings, standing, number, need.until, tasks_of(need.settings))
         if need.full_data:

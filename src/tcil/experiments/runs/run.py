@@ -93,7 +93,7 @@ class Run:
                 raise invalid("tasks-until", f"{until}", "at least 1")
             self.stream = self.stream.first(until)
         self._learner()  # its options are checked before any work
-        check_network(settings.network, self._network, self.dataset)
+        check_network(settings.network, self._network, self.dataset.image_shape)
 
     def execute(
         self, calibrators: Sequence[str] | None = None, listener: Listener = lambda progress: None
@@ -366,17 +366,15 @@ def _until(stop: Callable[[], bool], on_features: OnFile) -> OnFile:
     return on_file
 
 
-def check_network(name: str, make: Callable[[int], nn.Module], dataset: Dataset) -> None:
-    """Whether the network takes the images of the dataset, and returns a logit for each class."""
+def check_network(name: str, make: Callable[[int], nn.Module], shape: tuple[int, ...]) -> None:
+    """Whether the network takes images of this shape, and returns a logit for each class."""
     network = make(2).eval()
     try:
         with torch.no_grad():
-            logits = network(torch.zeros(1, *dataset.image_shape))
+            logits = network(torch.zeros(1, *shape))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise invalid(
-            "network", f"{name!r} ({reason})", f"a network for images of shape {dataset.image_shape}"
-        ) from None
+        raise invalid("network", f"{name!r} ({reason})", f"a network for images of shape {shape}") from None
     if not isinstance(logits, Tensor) or logits.shape != (1, 2):
         shown = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise invalid("network", f"{name!r}, which returns {shown}", "logits, (1, 2) for one image and two classes")

@@ -138,6 +138,14 @@ def passes_as_released(settings: RunSettings) -> Passes:
     return count_passes(settings, sizes, [max(1, images * size - settings.validation_pool) for size in sizes])
 
 
+def released_shape(settings: RunSettings) -> tuple[int, int, int] | None:
+    """The shape of an image of a known dataset, without reading it; None for others."""
+    if settings.dataset not in _RELEASED:
+        return None
+    *_, channels, side = _RELEASED[settings.dataset]
+    return channels, settings.image_side or side, settings.image_side or side
+
+
 @cache
 def seconds_per_image(network: str, batch_size: int, shape: tuple[int, ...], precision: str = "fp32") -> float:
     """One training step of the network, measured: the best of three, or of fewer where they take long.
@@ -270,11 +278,9 @@ def _cost(job: Job, weight: float) -> _JobCost:
 
 def _weights(settings: Sequence[RunSettings]) -> list[float]:
     """What an image of each run costs beside those of the others: measured where networks or images differ."""
-    if any(one.dataset not in _RELEASED for one in settings):
+    shapes = [released_shape(one) for one in settings]
+    kinds = [(one.network, one.batch_size, shape, one.precision)
+             for one, shape in zip(settings, shapes, strict=True) if shape is not None]  # fmt: skip
+    if len(kinds) < len(settings):
         return [1.0] * len(settings)
-    kinds = []
-    for one in settings:
-        *_, channels, side = _RELEASED[one.dataset]
-        shape = (channels, *[one.image_side or side] * 2)
-        kinds.append((one.network, one.batch_size, shape, one.precision))
     return [seconds_per_image(*kind) for kind in kinds] if len(set(kinds)) > 1 else [1.0] * len(kinds)

@@ -13,14 +13,22 @@ from tcil.experiments.reporting.collect import differences
 from tcil.experiments.reporting.grids import Cell, Grid, Row
 from tcil.experiments.runs.complete import check_names
 from tcil.experiments.runs.results import StoredSettings
-from tcil.experiments.runs.run import Run
+from tcil.experiments.runs.run import Run, check_network
 from tcil.experiments.runs.tasks import make_stream
-from tcil.experiments.scheduling.cost import Speed, count_passes, seconds_per_image
+from tcil.experiments.scheduling.cost import (
+    Passes,
+    Speed,
+    count_passes,
+    passes_as_released,
+    released_shape,
+    seconds_per_image,
+)
 from tcil.foundation.options import Option
 from tcil.incremental.data.datasets import load_dataset
 from tcil.incremental.data.datasets.files import UnreadableData
 from tcil.incremental.data.images import Dataset
 from tcil.incremental.data.stream import TaskStream
+from tcil.incremental.networks import network_factory
 from tcil.incremental.pretrained.networks import is_pretrained
 
 COUNTED = (
@@ -51,7 +59,7 @@ class Planned:
 def plan(
     trainings: Sequence[Planned], data: Path | None, speed: Speed | None = None, notes: Sequence[str] = ()
 ) -> Grid:
-    """A line per training, and the sum. Datasets that are not there yet leave images and time unknown.
+    """A line per training, and the sum. Datasets that are not there count as released; of unknown ones the cost is too.
 
     Time is that of this machine, measured, and also that at `speed`, where one is given.
     """
@@ -64,22 +72,23 @@ def plan(
         check_names(settings)
         dataset, reason = _dataset(settings, data)
         cells = [str(one.standing), "", "", ""] + [""] * (speed is not None)
-        if one.standing is Standing.MISSING and dataset is None:
+        unread = unread or (reason if one.standing is Standing.MISSING else "")
+        shape = dataset.image_shape if dataset is not None else released_shape(settings)
+        if one.standing is Standing.MISSING and shape is None:
             cells = ["to run", "", "data missing" if data is None else "no data", *["unknown"] * (len(cells) - 3)]
-            seconds_in_all, unread = math.nan, unread or reason
-        elif one.standing is Standing.MISSING and dataset is not None:
-            stream = stream_of(settings, dataset)
-            sizes, images = [len(task.columns) for task in stream], [len(task.train) for task in stream]
-            passes = count_passes(settings, sizes, images).first(one.until)
+            seconds_in_all = math.nan
+        elif one.standing is Standing.MISSING and shape is not None:
+            whole = _passes(settings, dataset)
+            passes = whole.first(one.until)
             left, last = passes.after(one.done), len(passes.tasks)
-            side, precision = dataset.image_shape[-1], settings.precision
-            each = seconds_per_image(settings.network, settings.batch_size, dataset.image_shape, precision)
+            side, precision = shape[-1], settings.precision
+            each = seconds_per_image(settings.network, settings.batch_size, shape, precision)
             kind = f"{settings.network} on {side}x{side}" + (f" in {precision}" if precision != "fp32" else "")
             if not math.isnan(each):
                 measured[kind] = 1 / each
             seconds = left * each
             seconds_in_all, passes_in_all = seconds_in_all + seconds, passes_in_all + left
-            of = f"{last}" if last == len(stream) else f"{last} of {len(stream)}"
+            of = f"{last}" if last == len(whole.tasks) else f"{last} of {len(whole.tasks)}"
             cells = ["to run", f"{of}, {min(one.done, last)} done" if one.done else of, f"{left:,.0f}", clock(seconds)]
             if speed is not None:
                 elsewhere += speed.seconds(settings.network, left)
@@ -91,9 +100,10 @@ def plan(
     counted = f"{missing} training{'' if missing == 1 else 's'}"
     cost = f"{passes_in_all:,.0f} image passes, about {clock(seconds_in_all)} one after another on this machine"
     if math.isnan(seconds_in_all):
-        reason = "no folder was given. Pass --data DIR; see 'tcil download'." if data is None else unread
-        cost = f"image passes and time unknown, since data are missing: {reason}"
+        cost = f"image passes and time unknown, since data are missing: {_why(data, unread)}"
     lines = [f"{counted}, {cost}{'' if cost.endswith('.') else '.'} {COUNTED}"]
+    if unread and not math.isnan(seconds_in_all):
+        lines.append(f"Data are missing, so that images are counted as released: {_why(data, unread)}")
     if measured:
         speeds = ", ".join(f"{name} {number:,.{0 if number > 10 else 1}f}" for name, number in measured.items())
         lines.append(f"Images a second in a run on this machine, measured just now: {speeds}.")
@@ -104,6 +114,20 @@ def plan(
     columns = ("run", "which", "state", "tasks", "image passes", "estimated time")
     more = (f"on {speed.where}",) if speed is not None else ()
     return Grid(f"{counted} to run", (*columns, *more), tuple(rows), (*lines, *notes))
+
+
+def _why(data: Path | None, unread: str) -> str:
+    return "no folder was given. Pass --data DIR; see 'tcil download'." if data is None else unread
+
+
+def _passes(settings: RunSettings, dataset: Dataset | None) -> Passes:
+    """Image passes of a training; of data that are not there, as they were released."""
+    if dataset is None:
+        if not is_pretrained(settings.network):
+            check_network(settings.network, network_factory(settings.network), released_shape(settings) or ())
+        return passes_as_released(settings)
+    stream = stream_of(settings, dataset)
+    return count_passes(settings, [len(task.columns) for task in stream], [len(task.train) for task in stream])
 
 
 def stream_of(settings: RunSettings, dataset: Dataset) -> TaskStream:

@@ -1,0 +1,1 @@
+"""docs/results.md: `python -m research.overview`."""

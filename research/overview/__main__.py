@@ -1,0 +1,82 @@
+"""docs/results.md: what was found here, one picture for each question, and the main tables.
+
+    make results        (or: python -m research.overview)
+
+reads docs/results/compact, small, letters and runs (copies left by `tcil report RUNS --keep DIR`) and
+docs/results/official-checkpoints.json, and writes docs/results.md and docs/images/overview/*.svg. Nothing is trained.
+docs/results-short.md (`python -m research.results`) has the details of the schedule `short-0.2`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from research import ROOT
+from research.overview.claims import claims
+from research.overview.pictures import questions
+from research.overview.sources import IMAGES, PAGE, runs_in, sources
+from research.overview.summary import summary
+from research.overview.tables import coverage, of_regime, precisions, tables
+from tcil.experiments.runs.store import StoredRun
+from tcil.foundation.files import replace_file
+
+HEAD = """# Results on CIFAR, Tiny-ImageNet and letters
+
+What the calibrators do on networks that this project has trained, beside the authors' networks and the paper's numbers.
+*Optimal TS* is the oracle: one temperature fitted to the test labels. PACT is ours, the other calibrators are the
+paper's. [Where these numbers come from](#where-these-numbers-come-from) says which of them PACT was developed on.
+"""
+
+ORIGIN = """## Where these numbers come from
+
+Written by `make results` from the JSON files under `docs/results/`. Nothing on this page is typed in by hand except the
+words around the numbers. All runs were made by this project on two shared CPU cores. Unless a table says otherwise,
+numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version 0.2.0: their
+learners ([what has changed](learners.md)) and their PACT are of that version.
+
+**PACT was developed on runs of this page** (13 of the 20 on letters, and those of 20 classes): [the page on
+PACT](pact.md) has runs that were not looked at. Not all runs have PACT in [its present form](pact.md#results);
+[the others](pact-history.md#which-page-shows-which-form) have an earlier one.
+
+- PACT in its present form, the authors' checkpoints: all.
+"""
+
+
+def main() -> None:
+    """Write the page and its pictures."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    found = sources()
+    parts = [HEAD, *summary(found), *questions(found), *of_regime(found), *claims(found), ORIGIN.rstrip(), *forms()]
+    parts += [*tables(found), *precisions(), *coverage()]
+    replace_file(PAGE, ("\n".join(parts).rstrip() + "\n").encode())
+    print(PAGE.relative_to(ROOT))
+
+
+def forms() -> Iterator[str]:
+    """Which runs of this page have PACT in its present form, with a temperature of their own for new classes."""
+    for name, folder in {"letters": "letters", "the schedule `small`": "small", "`compact`": "compact"}.items():
+        runs = runs_in(folder)
+        present = [run for run in runs if _has_contrast(run)]
+        told = (
+            ", ".join(f"{run.learner.upper()} on {run.settings.dataset}, seed {run.seed}" for run in present)
+            or "no run"
+        )
+        which = "all runs" if len(present) == len(runs) else told
+        which += f" ({len(present)} of {len(runs)})"
+        yield f"- PACT in its present form, {name}: {which}."
+    yield ""
+
+
+def _has_contrast(run: StoredRun) -> bool:
+    """Whether PACT has two temperatures after the second task."""
+    row = run.result.tasks[1].calibrators.get("pact") if len(run.result.tasks) > 1 else None
+    if row is None:
+        return False
+    old, new = (getattr(row.result, name, None) for name in ("temperature", "new_temperature"))
+    return new is not None and new != old
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The runs behind docs/results.md: what was trained, where it is kept, and in what words the page names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from research import ROOT
+from tcil.experiments.reporting.collect import Study, any_runs, read_runs, shown, studies
+from tcil.experiments.reporting.tables import percent_of
+from tcil.experiments.reproduction.finished import FinishedRuns
+from tcil.experiments.reproduction.schedules import LEARNERS, Edition, editions
+from tcil.experiments.runs.store import StoredRun
+
+RESULTS, IMAGES, PAGE = ROOT / "docs/results", ROOT / "docs/images/overview", ROOT / "docs/results.md"
+OFFICIAL = {"vanilla": "Vanilla", "ts": "TS", "t-cil": "T-CIL", "pact": "PACT", "optimal-ts": "Optimal TS (oracle)"}
+TITLES = {
+    "vanilla": "Vanilla", "ts": "TS", "ets": "ETS", "irm": "IRM", "t-cil": "T-CIL", "pact": "PACT (ours)",
+    "optimal-ts": "Optimal TS (oracle)",
+}  # fmt: skip
+OF_THE_PAPER = ("vanilla", "ts", "ets", "irm", "perturb-ts")  # what T-CIL is compared with there
+# `compact` was trained in bf16, which takes half the time on the machine that had it, and before in fp32 in part.
+BF16, FP32 = editions("compact", changes={"precision": "bf16"}), editions("compact")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Runs of several learners on the same data."""
+
+    name: str
+    network: str
+    what: str
+    command: str
+    by_learner: Mapping[str, Study]
+
+    @property
+    def described(self) -> str:
+        """The data, the network and the stream in words."""
+        what = self.what if self.network in self.name else f"{self.network}, {self.what}"
+        return f"{self.name} ({what})"
+
+    def percent(self, learner: str, calibrator: str, metric: str = "ece") -> float | None:
+        """A mean over tasks and seeds, in percent."""
+        cell = percent_of(self.by_learner[learner], calibrator, metric)
+        return None if cell.spread is None else cell.spread.mean
+
+    def mean(self, calibrator: str, metric: str = "ece") -> float | None:
+        """The same over all learners, which count equally; None where one has no such number."""
+        values = [self.percent(learner, calibrator, metric) for learner in self.by_learner]
+        return None if None in values else float(np.mean([value for value in values if value is not None]))
+
+
+def sources() -> list[Source]:
+    """What was run: the schedules `compact` and `small`, letters, and 20 classes of CIFAR-100 as in version 0.2.0."""
+    schedules: dict[str, tuple[str, list[Edition]]] = {
+        "bf16": ("compact", BF16), "fp32": ("compact", FP32), "small": ("small", editions("small")),
+        "short-0.2": ("runs", editions("short-0.2")),
+    }  # fmt: skip
+    runs = {name: FinishedRuns(own, runs_in(folder)) for name, (folder, own) in schedules.items()}
+
+    def of(schedule: str, edition: int, dataset: str) -> dict[str, Study]:
+        known = runs[schedule]
+        found = {learner: known.study(known.editions[edition], dataset, learner) for learner in LEARNERS}
+        return {learner: study for learner, study in found.items() if study is not None}
+
+    def compact(edition: int, dataset: str) -> dict[str, Study]:
+        """In bf16, or in fp32 where more tasks were trained."""
+        both = [of(precision, edition, dataset) for precision in ("bf16", "fp32")]
+        known = {learner: [own[learner] for own in both if learner in own] for learner in LEARNERS}
+        return {learner: max(own, key=lambda study: study.n_tasks) for learner, own in known.items() if own}
+
+    by_name = {study.settings.learner: study for study in studies(shown(runs_in("letters")))}
+    letters = {learner: by_name[learner] for learner in LEARNERS if learner in by_name}
+    command = "tcil reproduce all --schedule {} --data DIR".format
+    paper_network = f"{command('compact')} --precision bf16"
+    drawn = "tcil run --preset letters --learner LEARNER --seeds 2,3,4,5,6 --no-full-data"
+    ten, twenty = "10 tasks of 10 classes, memory 2,000", "10 tasks of 20, memory 4,000"
+    two, four = "5 tasks of 2, memory 200", "5 tasks of 4, memory 400"
+    part = f"{four}, learners and PACT of version 0.2.0"
+    all_of_them = [
+        Source("CIFAR-100, ResNet-32", "ResNet-32", ten, paper_network, compact(0, "cifar100")),
+        Source("CIFAR-100", "small ResNet", ten, command("small"), of("small", 0, "cifar100")),
+        Source("Tiny-ImageNet", "small ResNet", twenty, command("small"), of("small", 1, "tiny-imagenet")),
+        Source("CIFAR-10", "small ResNet", two, command("small"), of("small", 1, "cifar10")),
+        Source("CIFAR-10, ResNet-32", "ResNet-32", two, paper_network, compact(1, "cifar10")),
+        Source("letters", "tiny ResNet", four, drawn, letters),
+        Source("20 classes of CIFAR-100", "small ResNet", part, command("short-0.2"), of("short-0.2", 0, "cifar100")),
+    ]
+    return [source for source in all_of_them if source.by_learner]
+
+
+def runs_in(folder: str) -> list[StoredRun]:
+    """The runs kept in this folder of docs/results."""
+    path: Path = RESULTS / folder
+    return read_runs([path]) if any_runs(path) else []
+
+
+def named(learner: str, study: Study) -> str:
+    """The learner, and how far its runs went if they are not complete, and in which precision where it is not fp32."""
+    settings, until = study.settings, study.runs[0].result.until
+    words = [f"first {until} tasks"] if until is not None else []
+    words += [settings.precision] if settings.precision != "fp32" else []
+    return learner.upper() + (f" ({', '.join(words)})" if words else "")
+
+
+def official() -> dict[str, list[float]]:
+    """ECE by task on the authors' checkpoints, in percent."""
+    record = json.loads((RESULTS / "official-checkpoints.json").read_text())["results"]
+    return {name: [100 * task["ece"] for task in record[title].values()] for name, title in OFFICIAL.items()}
+
+
+def main_sources(found: Sequence[Source]) -> list[Source]:
+    """What is shown task by task and calibrator by calibrator: all of CIFAR-100, and letters."""
+    return [source for source in found if source.name in ("CIFAR-100, ResNet-32", "CIFAR-100", "letters")]

@@ -1,0 +1,177 @@
+"""The tables of docs/results.md: all calibrators, the paper's tables beside ours, and what was run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from research.overview.sources import BF16, FP32, Source, main_sources, named, runs_in
+from research.regime import RULE, regime
+from tcil.experiments.config.settings import RunSettings
+from tcil.experiments.reporting.collect import Study
+from tcil.experiments.reporting.grids import Cell, Grid, Row, markdown
+from tcil.experiments.reporting.statistics import Spread
+from tcil.experiments.reporting.tables import side_by_side
+from tcil.experiments.reproduction.artifacts import ARTIFACTS, Need, all_needs
+from tcil.experiments.reproduction.finished import FinishedRuns
+from tcil.experiments.reproduction.reproduce import satisfied
+from tcil.experiments.reproduction.schedules import LEARNERS, Edition, editions
+from tcil.experiments.runs.store import StoredRun
+from tcil.experiments.scheduling.cost import A100, passes_as_released
+
+METRICS = ("ece", "ece_predicted_old", "ece_predicted_new", "accuracy")
+IN_COMMON = "The same runs in bf16 and in fp32, mean over the tasks in common, %"
+OF_THE_PAPER = ("baselines", "compatibility", "grid", "policies", "tasks20")
+
+
+def of_regime(found: Sequence[Source]) -> Iterator[str]:
+    """Which runs are of the paper's kind."""
+    yield "## Is it the paper's regime?\n"
+    yield f"{RULE}\n"
+    yield markdown(
+        regime((f"{source.name}: {named(learner, study)}", study) for source in found
+               for learner, study in source.by_learner.items())
+    )  # fmt: skip
+
+
+def tables(found: Sequence[Source]) -> Iterator[str]:
+    """Every calibrator in the main sources, and `compact` and `small` beside the paper."""
+    for source in main_sources(found):
+        yield f"## {source.name[0].upper()}{source.name[1:]}: all calibrators\n"
+        yield f"{source.described}: `{source.command}`\n"
+        memorised = ", ".join(
+            f"{named(learner, study)} {100 * share:.1f}"
+            for learner, study in source.by_learner.items()
+            if (share := study.memorised) is not None
+        )
+        yield f"Exemplars memorised, mean over tasks, %: {memorised}.\n"
+        for metric in METRICS:
+            yield markdown(side_by_side(list(source.by_learner.values()), metric))
+    ours = FinishedRuns([*BF16, *FP32, *editions("small")], [*runs_in("compact"), *runs_in("small")])
+    yield "## Beside the paper\n"
+    yield (
+        "The paper's tables with the schedules `compact` (the paper's ResNet-32) and `small` (a small ResNet), both"
+        " with 30 epochs without crops. `n` is the number of seeds. PACT's rows of `small` on CIFAR-100 with ER, WA and"
+        " DER have two forms of PACT among their seeds"
+        " ([which](#where-these-numbers-come-from)).\n"
+    )
+    said = set[str]()
+    for name in OF_THE_PAPER:
+        section = ARTIFACTS[name].render(ours)
+        yield f"### {section.title}\n"
+        yield from (f"{line}\n" for line in section.lines if line not in said)
+        said.update(section.lines)
+        yield from (markdown(grid) for grid in section.grids if "not run" not in grid.title)
+
+
+# bf16 and fp32 -----------------------------------------------------------------------------------------------------
+
+
+def precisions() -> Iterator[str]:
+    """`compact` in both precisions, over the tasks that both trained."""
+    runs = runs_in("compact")
+    rows = []
+    for learner in LEARNERS:
+        both = [FinishedRuns(own, runs).study(own[0], "cifar100", learner) for own in (BF16, FP32)]
+        tasks = min((study.n_tasks if study is not None else 0 for study in both), default=0)
+        for name, study in zip(("bf16", "fp32"), both, strict=True):
+            if study is not None and tasks:
+                rows.append(_over_first(f"{learner.upper()}, first {tasks} tasks, {name}", study, tasks))
+    if rows:
+        yield "## Training in bf16\n"
+        yield (
+            "`compact` was trained with `--precision bf16` (training steps alone; evaluation and calibration are in"
+            " fp32), which halves its time on a processor with AMX. Part of it had been trained in fp32, on other"
+            " processors: a check of what the precision changes. One seed.\n"
+        )
+        columns = ("run", "accuracy", "memorised", "ECE: Vanilla", "TS", "T-CIL", "PACT", "Optimal TS")
+        yield markdown(Grid(IN_COMMON, columns, tuple(rows)))
+
+
+def _over_first(name: str, study: Study, tasks: int) -> Row:
+    run = study.runs[0]
+
+    def mean(values: Sequence[float | None]) -> Cell:
+        there = [value for value in values if value is not None]
+        return Cell(Spread.lone(100 * float(np.mean(there)))) if len(there) == tasks else Cell(words="n/a")
+
+    memorised = [task.memory.accuracy if task.memory is not None else None for task in run.tasks[:tasks]]
+    cells = [mean(run.values("vanilla", "accuracy")[:tasks]), mean(memorised)]
+    cells += [mean(run.values(c, "ece")[:tasks]) for c in ("vanilla", "ts", "t-cil", "pact", "optimal-ts")]
+    return Row(name, tuple(cells))
+
+
+# what was run ------------------------------------------------------------------------------------------------------
+
+
+def coverage() -> Iterator[str]:
+    """The runs of the two CPU schedules: how far each went and how long it trained, and how to run the others."""
+    yield "## What was run, and what is missing\n"
+    yield "Trained on one or two shared cores, hours of wall time.\n"
+    yield from _covered("small", editions("small"), "")
+    yield from _covered("compact", BF16, " --precision bf16")
+    yield from _covered("compact", FP32, "")
+    needs = all_needs(list(ARTIFACTS.values()), editions("paper"))
+    trainings = [one for need in needs for one in _both(need)]
+    passes = {name: 0.0 for name in A100.images_per_second}
+    for one in trainings:
+        passes[one.network] += passes_as_released(one).total
+    hours = sum(A100.seconds(name, count) for name, count in passes.items()) / 3600
+    yield (
+        f"**`paper`** was not run: {len(trainings)} trainings, {sum(passes.values()) / 1e9:.1f} billion image"
+        f" passes, about {hours:.0f} hours on {A100.where} at {A100.told} images a second"
+        f" ({A100.source.partition(':')[0]}; not measured). `tcil reproduce all --schedule paper --dry-run` prints the"
+        " plan, with the commands for one GPU, a Ray cluster and Slurm.\n"
+    )
+
+
+def _both(need: Need) -> Iterator[RunSettings]:
+    """The training of a need, and its second one on all the data."""
+    yield need.settings
+    if need.full_data and need.settings.validation:
+        yield need.settings.on_all_data()
+
+
+def _covered(schedule: str, own: Sequence[Edition], option: str) -> Iterator[str]:
+    needs = all_needs(list(ARTIFACTS.values()), own)
+    runs = {run.path.name.partition(".")[0]: run for run in runs_in(schedule)}
+    found = [runs.get(need.settings.name) for need in needs]
+    whole = [satisfied(need, run) for need, run in zip(needs, found, strict=True)]
+    hours = sum(map(_hours, filter(None, found)))
+    yield f"**`{schedule}{option}`**: {sum(whole)} of {len(needs)} runs, {hours:.1f} hours.\n"
+    yield "| job | run | tasks done | hours |\n|---:|---|---|---:|"
+    for number, (need, run, done) in enumerate(zip(needs, found, whole, strict=True), start=1):
+        yield f"| {number} | {_told(need)} | {_done(need, run, done)} | {f'{_hours(run):.1f}' if run else ''} |"
+    missing = [str(number) for number, done in enumerate(whole, start=1) if not done]
+    if missing:
+        yield (
+            f"\nThe missing ones: `tcil reproduce all --schedule {schedule}{option} --data DIR --out RUNS --kept"
+            f" docs/results/{schedule} --job N` for N = {', '.join(missing)}; without `--job`, all of them."
+        )
+    yield ""
+
+
+def _done(need: Need, run: StoredRun | None, whole: bool) -> str:
+    if run is None:
+        return "missing"
+    counted = f"{len(run.tasks)} of {_asked(need)}"
+    return counted if whole or len(run.tasks) < _asked(need) else f"{counted}; its analysis for figures is missing"
+
+
+def _n_tasks(settings: RunSettings) -> int:
+    return settings.tasks if isinstance(settings.tasks, int) else len(settings.tasks)
+
+
+def _asked(need: Need) -> int:
+    """How many tasks the schedule asks for."""
+    return need.until or _n_tasks(need.settings)
+
+
+def _told(need: Need) -> str:
+    settings = need.settings
+    return f"{settings.learner.upper()} on {settings.dataset}, {_n_tasks(settings)} tasks, seed {settings.seed}"
+
+
+def _hours(run: StoredRun) -> float:
+    return sum(task.get("training", 0.0) for task in run.environment.seconds.values()) / 3600
