@@ -29,6 +29,8 @@ FREE = {"learner_options": {"restrict_head": False}}
 BRIEF = {"learner_options": {"finetune_epochs": 10, "finetune_milestones": [5]}}
 FIXED, GROWING = ({"learner_options": {"head": head}} for head in ("fixed", "growing"))
 LONGER = {"classes": 40, "tasks": 10, "memory": 800}
+MANY_STEPS = {"learner_options": {"finetune_epochs": 120, "finetune_milestones": [60]}}
+TUNED = {"learner_options": {"finetune_epochs": 30, "finetune_milestones": [10, 20]}}
 
 # Learner, what the row is, and the settings that it may have been run with.
 ROWS: tuple[tuple[str, str, tuple[dict[str, Any], ...]], ...] = (
@@ -44,8 +46,10 @@ ROWS: tuple[tuple[str, str, tuple[dict[str, Any], ...]], ...] = (
     ("der", "paper's decay", ({**NEW, **BRIEF},)),
     ("der", "paper's decay, 30 epochs of stage two", (NEW, {**NEW, **FIXED})),
     ("der", "the same, growing head", ({**NEW, **GROWING},)),
+    ("der", "the same, stage two of 120 epochs", ({**NEW, **MANY_STEPS},)),
     ("er", "paper's decay, 40 classes in 10 tasks", ({**NEW, **LONGER},)),
     ("eeil", "paper's decay, 40 classes in 10 tasks", ({**NEW, **LONGER},)),
+    ("eeil", "the same, stage two of 30 epochs", ({**NEW, **LONGER, **TUNED},)),
 )
 
 

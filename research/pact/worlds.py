@@ -50,7 +50,7 @@ RESERVED = 2
 def final_settings(world: str, learner: str, reserve: int = RESERVED) -> RunSettings:
     """The settings of a final run, by the protocol's rule."""
     own = WORLDS[world]
-    letters = str(own["preset"]).startswith("letters")  # drawn by the world's seed; CIFAR-100 has other classes by its order
+    letters = str(own["preset"]).startswith("letters")  # drawn by the seed; CIFAR-100 has other classes by its order
     more = {"data_seed": own["seed"], "test_per_class": 320} if letters else {}
     return build(
         {
