@@ -28,7 +28,8 @@ from tcil.incremental.arithmetic import Arithmetic
 from tcil.incremental.data.images import Dataset, ImageSet
 from tcil.incremental.data.layout import Layout
 from tcil.incremental.learners.base import Schedule, Stage
-from tcil.incremental.learners.der import ExpandableNetwork, Frozen
+from tcil.incremental.learners.der import ExpandableNetwork
+from tcil.incremental.learners.frozen import Frozen
 from tcil.incremental.networks import resnet32, small_resnet
 from tcil.incremental.placement import choose_placement
 from tcil.incremental.training import EpochState, OptimizerKind, make_optimizer, train_stage

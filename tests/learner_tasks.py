@@ -47,6 +47,11 @@ def batch(digits, data, n=24):
     return Pixels(digits).plain(digits.train, rows), data.column_of_row[rows]
 
 
+def loss_of(stage, x, y):
+    """The stage's loss of a batch, as the training loop calls it: with the outputs of what runs beside the network."""
+    return stage.loss(x, y) if stage.beside is None else stage.loss(x, stage.beside(x), y)
+
+
 def two_tasks(name, digits, **options):
     learner = make_learner(name, small_cnn, 10, seed=3, options=options)
     run_task(learner, digits, task_data(digits, 0))

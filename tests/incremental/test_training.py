@@ -80,7 +80,7 @@ class TestTraining:
 
 
 class TestFrozenParts:
-    """What the frozen parts of a stage compute (here DER's) is kept where an image has few views."""
+    """What the frozen parts of a stage compute (DER's extractors, teachers) is kept where an image has few views."""
 
     @pytest.mark.parametrize(("flip", "views"), [(True, 2), (False, 1)])
     def test_second_stage_sees_every_image_once_where_nothing_is_cropped(self, digits, flip, views):
@@ -119,11 +119,12 @@ class TestFrozenParts:
         again = stage.embed(pixels.augmented(digits.train, rows, torch.Generator().manual_seed(1)))
         assert torch.equal(read, again)
 
+    @pytest.mark.parametrize("name", ["der", "eeil", "wa", "bic"])
     @pytest.mark.parametrize(("flip", "views"), [(True, 2), (False, 1)])
-    def test_first_stage_runs_frozen_extractors_once_where_nothing_is_cropped(self, digits, flip, views):
+    def test_first_stage_runs_frozen_networks_once_where_nothing_is_cropped(self, digits, name, flip, views):
         """On the images that it would draw anyway, and with the network that it would train anyway."""
         data_set = dataclasses.replace(digits, padding=0, flip=flip)
-        learner, data = two_tasks("der", digits)
+        learner, data = two_tasks(name, digits)
         learner.begin_task(data)
         stage = learner.stage("train", data, Schedule(3, 0.05, (), 2e-4), torch.Generator())
         start, seen, pixels = copy.deepcopy(learner.model.state_dict()), [], Pixels(data_set)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from learner_tasks import MAIN, batch, task_data, two_tasks
+from learner_tasks import MAIN, batch, loss_of, task_data, two_tasks
 from tcil.incremental.data.images import Pixels
 from tcil.incremental.learners import make_learner
 from tcil.incremental.learners.base import soft_cross_entropy
@@ -38,7 +38,7 @@ class TestBiC:
         logits = learner.model(x)[:, :4]
         distilled = soft_cross_entropy(before(x)[:, :2], logits[:, :2], 2.0)
         want = 0.5 * nn.functional.cross_entropy(logits, y) + 0.5 * distilled
-        assert torch.allclose(stage.loss(x, y), want)
+        assert torch.allclose(loss_of(stage, x, y), want)
 
     @pytest.mark.parametrize("cosine", [False, True])
     def test_a_head_that_cannot_be_corrected_is_refused_before_anything_is_trained(self, digits, cosine):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tcil.foundation.errors import invalid
 from tcil.foundation.options import Option
+from tcil.incremental.learners.frozen import Frozen
 from tcil.incremental.networks import ResNet, seeded
 from tcil.incremental.pretrained.heads import CosineHead
 from tcil.incremental.schedule import Schedule as Schedule
@@ -170,7 +171,7 @@ class TaskSize:
         Those of the run's main schedule.
     crops : bool
         Whether images are cropped at random. If not, an image has two forms only, plain and mirrored, and what a
-        frozen part of the network makes of them is computed once.
+        frozen part of the network or a teacher makes of them is computed once.
 
     Examples
     --------
@@ -402,21 +403,28 @@ def grow_head(model: nn.Module, n_classes: int) -> None:
     model.fc = grown
 
 
-def distilling_loss(learner: Learner, task: TaskData, temperature: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """(1 - l) CE + l H(teacher, student) over all old logits in one softmax, l = old / (old + new)."""
-    teacher, share = learner.teacher, task.old / task.seen
+def frozen_teacher(teacher: nn.Module | None) -> Frozen | None:
+    """A teacher's logits as the `beside` of a stage, so that they are computed once where images have few views."""
+    return None if teacher is None else Frozen([teacher])
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
+
+def distilling_loss(learner: Learner, task: TaskData, temperature: float) -> Callable[..., Tensor]:
+    """(1 - l) CE + l H(teacher, student) over all old logits in one softmax, l = old / (old + new).
+
+    The teacher's logits are its second argument: give the stage `beside=frozen_teacher(learner.teacher)`. Without a
+    teacher it is the cross-entropy, of images and columns alone.
+    """
+    share = task.old / task.seen
+
+    def first_task(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(learner.logits(x, task.seen), y)
+
+    def later_task(x: Tensor, before: Tensor, y: Tensor) -> Tensor:
         logits = learner.logits(x, task.seen)
-        cross_entropy = nn.functional.cross_entropy(logits, y)
-        if teacher is None:
-            return cross_entropy
-        with torch.no_grad():
-            before = teacher(x)[:, : task.old]
-        distilled = soft_cross_entropy(before, logits[:, : task.old], temperature)
-        return (1 - share) * cross_entropy + share * distilled
+        distilled = soft_cross_entropy(before[:, : task.old], logits[:, : task.old], temperature)
+        return (1 - share) * nn.functional.cross_entropy(logits, y) + share * distilled
 
-    return loss
+    return first_task if learner.teacher is None else later_task
 
 
 def soft_cross_entropy(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:

@@ -19,6 +19,7 @@ from tcil.incremental.learners.base import (
     biased_head_of,
     distilling_loss,
     frozen_copy,
+    frozen_teacher,
 )
 
 _HELD = 900  # key of the random stream that selects the held-out rows
@@ -62,9 +63,10 @@ class BiC(Learner):
         if size.index == 0:
             return super().passes(size, options)
         assert isinstance(options, BiCOptions)
-        trained = (1 - options.held_out) * size.epochs * size.images
+        trained = (1 - options.held_out) * size.images
         corrected = options.held_out * size.frozen_passes(options.finetune_epochs) * size.balanced
-        return {"train": (1 + FORWARD) * trained, "finetune": FORWARD * corrected}
+        taught = FORWARD * size.frozen_passes(size.epochs)
+        return {"train": (size.epochs + taught) * trained, "finetune": FORWARD * corrected}
 
     def begin_task(self, task: TaskData) -> None:
         """Prepare for new classes, and add the correction's parameters."""
@@ -86,7 +88,7 @@ class BiC(Learner):
         trained = [parameter for parameter in self.model.parameters() if parameter is not correction]
 
         loss = distilling_loss(self, task, self.options.distillation_temperature)
-        return Stage(name, rows, schedule, loss, trained)
+        return Stage(name, rows, schedule, loss, trained, beside=frozen_teacher(self.teacher))
 
     def _correct(self, name: str, task: TaskData) -> Stage:
         """Stage two: train alpha and beta on fixed logits."""

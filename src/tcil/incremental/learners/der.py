@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from tcil.foundation.folding import folded_copy
 from tcil.incremental.learners.base import (
     FORWARD,
     Head,
@@ -22,6 +20,7 @@ from tcil.incremental.learners.base import (
     TaskSize,
     head_of,
 )
+from tcil.incremental.learners.frozen import Frozen
 from tcil.incremental.networks import ResNet
 
 
@@ -89,25 +88,6 @@ class ExpandableNetwork(nn.Module):
         """Logits, differentiable through every extractor (calibration needs the whole input gradient)."""
         logits: Tensor = self.fc(self.features(x))
         return logits
-
-
-class Frozen:
-    """Features of frozen extractors, computed as at inference, without gradients and with folded batch norms.
-
-    The extractors are copied at the first batch, when a resumed run has loaded its weights.
-    """
-
-    def __init__(self, extractors: Iterable[nn.Module]) -> None:
-        self._originals = list(extractors)
-        self._folded: list[nn.Module] = []
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The concatenated features."""
-        if not self._folded:
-            with torch.autocast(x.device.type, enabled=False):  # folding is verified in full precision
-                self._folded = [folded_copy(extractor, x[:2]) for extractor in self._originals]
-        with torch.no_grad():
-            return torch.cat([extractor(x) for extractor in self._folded], dim=1)
 
 
 class DER(Learner):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from tcil.incremental.learners.base import (
     TaskData,
     TaskSize,
     frozen_copy,
+    frozen_teacher,
     soft_cross_entropy,
 )
 
@@ -52,12 +54,15 @@ class EEIL(Learner):
 
     @classmethod
     def passes(cls, size: TaskSize, options: LearnerOptions) -> dict[str, float]:
-        """What a task costs, by stage: after the first, a teacher sees every image too, in both stages."""
+        """What a task costs, by stage: after the first, a teacher sees every image too, in both stages.
+
+        Without crops it sees each image twice in all, plain and mirrored; with crops, in every epoch.
+        """
         if size.index == 0:
             return super().passes(size, options)
         assert isinstance(options, EEILOptions)
-        tuned = options.finetune_epochs * size.balanced
-        return {"train": (1 + FORWARD) * size.epochs * size.images, "finetune": (1 + FORWARD) * tuned}
+        train, tune = (n + FORWARD * size.frozen_passes(n) for n in (size.epochs, options.finetune_epochs))
+        return {"train": train * size.images, "finetune": tune * size.balanced}
 
     def stages(self, task: TaskData) -> tuple[str, ...]:
         """The names of this task's stages."""
@@ -74,19 +79,19 @@ class EEIL(Learner):
             rows, teacher = task.balanced_rows(generator), frozen_copy(self.model)
             o = self.options
             schedule = Schedule(o.finetune_epochs, o.finetune_lr, tuple(o.finetune_milestones), schedule.weight_decay)
-        return Stage(name, rows, schedule, self._loss(task, teacher, heads), list(self.model.parameters()))
+        loss = self._loss(task, heads, taught=teacher is not None)
+        return Stage(name, rows, schedule, loss, list(self.model.parameters()), beside=frozen_teacher(teacher))
 
-    def _loss(self, task: TaskData, teacher: nn.Module | None, heads: tuple[range, ...]):  # type: ignore[no-untyped-def]
+    def _loss(self, task: TaskData, heads: tuple[range, ...], *, taught: bool) -> Callable[..., Tensor]:
         form = Distillation.parse(self.options.distillation, "distillation")
         temperature = self.options.distillation_temperature
 
-        def loss(x: Tensor, y: Tensor) -> Tensor:
+        def first_task(x: Tensor, y: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(self.logits(x, task.seen), y)
+
+        def later_task(x: Tensor, before: Tensor, y: Tensor) -> Tensor:
             logits = self.logits(x, task.seen)
             total = nn.functional.cross_entropy(logits, y)
-            if teacher is None:
-                return total
-            with torch.no_grad():
-                before = teacher(x)
             for head in heads:
                 old, new = (z[:, head.start : head.stop] for z in (before, logits))
                 if form is Distillation.SOFTMAX:
@@ -96,4 +101,4 @@ class EEIL(Learner):
                     total = total + nn.functional.binary_cross_entropy_with_logits(new / temperature, target)
             return total
 
-        return loss
+        return later_task if taught else first_task

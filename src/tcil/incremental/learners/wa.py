@@ -16,6 +16,7 @@ from tcil.incremental.learners.base import (
     TaskData,
     TaskSize,
     distilling_loss,
+    frozen_teacher,
     head_of,
 )
 
@@ -45,8 +46,9 @@ class WA(Learner):
 
     @classmethod
     def passes(cls, size: TaskSize, options: LearnerOptions) -> dict[str, float]:
-        """What a task costs, by stage: after the first, a teacher sees every image too."""
-        return {"train": (1 + FORWARD * (size.index > 0)) * size.epochs * size.images}
+        """What a task costs, by stage: after the first, a teacher sees every image too, without crops only twice."""
+        taught = size.frozen_passes(size.epochs) if size.index else 0
+        return {"train": (size.epochs + FORWARD * taught) * size.images}
 
     def begin_task(self, task: TaskData) -> None:
         """Prepare for new classes; a restricted head keeps a zero bias, so that checkpoints have the same format."""
@@ -58,11 +60,12 @@ class WA(Learner):
     def stage(self, name: str, task: TaskData, schedule: Schedule, generator: torch.Generator) -> Stage:
         """Build a stage; called when the previous one is done. `schedule` is the run's main schedule."""
         loss = distilling_loss(self, task, self.options.distillation_temperature)
+        beside = frozen_teacher(self.teacher)
         if not self.options.restrict_head:
-            return Stage(name, task.all_rows, schedule, loss, list(self.model.parameters()))
+            return Stage(name, task.all_rows, schedule, loss, list(self.model.parameters()), beside=beside)
         bias = _head(self.model).bias
         trained = [parameter for parameter in self.model.parameters() if parameter is not bias]
-        return Stage(name, task.all_rows, schedule, loss, trained, after_step=self._restrict)
+        return Stage(name, task.all_rows, schedule, loss, trained, after_step=self._restrict, beside=beside)
 
     def _restrict(self) -> None:
         _head(self.model).weight.clamp_(min=0)
