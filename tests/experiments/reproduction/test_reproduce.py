@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
+import shlex
 import shutil
 
 import numpy as np
@@ -222,6 +223,22 @@ class TestReproduce:
         assert "is not counted" in planned
         command("run", *mini(validation=0, validation_pool=0), "--seeds", "1", *QUICK, "--out", tmp_path)
         assert "0 trainings to run" in command("reproduce", "baselines", *places, "--dry-run")
+
+    def test_a_plan_tells_the_commands_of_the_runs_that_it_plans(self, tmp_path):
+        given = ["--seeds", "3", "--tasks-until", "2", "--set", "epochs=1", "--set", "learner_options.head=growing"]
+        kept = tmp_path / "with space"
+        kept.mkdir()
+        given += ["--no-full-data", "--kept", str(kept)]
+        told = command("reproduce", "policies", "--schedule", "mini", "--out", tmp_path, *given, "--dry-run")
+        lines = [line.split("tcil ", 1)[1] for line in told.splitlines() if "tcil reproduce" in line]
+        assert len(lines) == 4
+        for line in lines:
+            words = shlex.split(line)
+            assert words[:4] == ["reproduce", "policies", "--schedule", "mini"]
+            own = words[4 : words.index("--data")]
+            assert sorted(own) == sorted(given)
+        again = command(*words[: words.index("--data")], "--out", tmp_path, "--dry-run")
+        assert [line.split("tcil ", 1)[1] for line in again.splitlines() if "tcil reproduce" in line] == lines
 
     def test_one_more_calibrator_leaves_finished_runs_finished(self, monkeypatch):
         kept = read_finished([ROOT / "docs/results/runs"])

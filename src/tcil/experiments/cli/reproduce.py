@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -100,12 +102,25 @@ def reproduce(
         compiled=compiled,
     )  # fmt: skip
     if dry_run:
-        output.console.print(_commands(name, schedule), markup=False, soft_wrap=True)
+        flags: dict[str, object] = {
+            "--seeds": seeds, "--tasks-until": tasks_until, "--precision": precision,
+            "--full-data": full_data or None, "--no-full-data": full_data is False or None,
+            "--compile": compiled or None,
+        }  # fmt: skip
+        given = [word for flag, value in flags.items() if value is not None for word in _flag(flag, value)]
+        given += [word for one in setting or [] for word in ("--set", one)]
+        given += [word for one in kept or [] for word in ("--kept", str(one))]
+        output.console.print(_commands(name, schedule, given), markup=False, soft_wrap=True)
 
 
-def _commands(name: str, schedule: str) -> str:
-    """The commands that run the plan on one machine and on several."""
-    words = f"tcil reproduce {name} --schedule {schedule} --data DIR --out RUNS --backup OTHER_DISK"
+def _flag(name: str, value: object) -> list[str]:
+    return [name] if value is True else [name, str(value)]
+
+
+def _commands(name: str, schedule: str, given: Sequence[str]) -> str:
+    """The commands that run the plan on one machine and on several, with the options that say which runs they are."""
+    words = shlex.join(["tcil", "reproduce", name, "--schedule", schedule, *given])
+    words += " --data DIR --out RUNS --backup OTHER_DISK"
     many = f"{words} --device cuda"
     return "\n".join(
         [
