@@ -17,7 +17,7 @@ from research.overview.claims import claims
 from research.overview.pictures import questions
 from research.overview.sources import IMAGES, PAGE, runs_in, sources
 from research.overview.summary import summary
-from research.overview.tables import coverage, of_regime, tables
+from research.overview.tables import coverage, of_regime, precisions, tables
 from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.files import replace_file
 
@@ -49,7 +49,7 @@ def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     found = sources()
     parts = [HEAD, *summary(found), *questions(found), *of_regime(found), *claims(found), ORIGIN.rstrip(), *forms()]
-    parts += [*tables(found), *coverage()]
+    parts += [*tables(found), *precisions(), *coverage()]
     replace_file(PAGE, ("\n".join(parts).rstrip() + "\n").encode())
     print(PAGE.relative_to(ROOT))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from research.overview.sources import RESULTS, Source, runs_in
+from research.overview.sources import BF16, RESULTS, Source, runs_in
 from tcil.experiments.reporting.grids import Cell, Grid, Row, markdown
 from tcil.experiments.reproduction import paper
 from tcil.experiments.reproduction.checks import CHECKS, Agreement, Answer
@@ -19,7 +19,7 @@ from tcil.experiments.runs.store import StoredRun
 TITLE = "Claims, by runs that went through all their tasks"
 LEARNERS_PAGE = "[learners](learners.md#measured-on-cifar100-mini)"
 SIZES: dict[str, tuple[str, Sequence[Edition]]] = {
-    "compact (ResNet-32)": ("compact", editions("compact")), "small (small ResNet)": ("small", editions("small")),
+    "compact (ResNet-32)": ("compact", BF16), "small (small ResNet)": ("small", editions("small")),
 }  # fmt: skip
 
 

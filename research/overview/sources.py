@@ -23,6 +23,8 @@ TITLES = {
     "optimal-ts": "Optimal TS (oracle)",
 }  # fmt: skip
 OF_THE_PAPER = ("vanilla", "ts", "ets", "irm", "perturb-ts")  # what T-CIL is compared with there
+# `compact` was trained in bf16, which takes half the time on the machine that had it, and before in fp32 in part.
+BF16, FP32 = editions("compact", changes={"precision": "bf16"}), editions("compact")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Source:
 def sources() -> list[Source]:
     """What was run: the schedules `compact` and `small`, letters, and 20 classes of CIFAR-100 as in version 0.2.0."""
     schedules: dict[str, tuple[str, list[Edition]]] = {
-        "compact": ("compact", editions("compact")), "small": ("small", editions("small")),
+        "bf16": ("compact", BF16), "fp32": ("compact", FP32), "small": ("small", editions("small")),
         "short-0.2": ("runs", editions("short-0.2")),
     }  # fmt: skip
     runs = {name: FinishedRuns(own, runs_in(folder)) for name, (folder, own) in schedules.items()}
@@ -65,19 +67,26 @@ def sources() -> list[Source]:
         found = {learner: known.study(known.editions[edition], dataset, learner) for learner in LEARNERS}
         return {learner: study for learner, study in found.items() if study is not None}
 
+    def compact(edition: int, dataset: str) -> dict[str, Study]:
+        """In bf16, or in fp32 where more tasks were trained."""
+        both = [of(precision, edition, dataset) for precision in ("bf16", "fp32")]
+        known = {learner: [own[learner] for own in both if learner in own] for learner in LEARNERS}
+        return {learner: max(own, key=lambda study: study.n_tasks) for learner, own in known.items() if own}
+
     by_name = {study.settings.learner: study for study in studies(shown(runs_in("letters")))}
     letters = {learner: by_name[learner] for learner in LEARNERS if learner in by_name}
     command = "tcil reproduce all --schedule {} --data DIR".format
+    paper_network = f"{command('compact')} --precision bf16"
     drawn = "tcil run --preset letters --learner LEARNER --seeds 2,3,4,5,6 --no-full-data"
     ten, twenty = "10 tasks of 10 classes, memory 2,000", "10 tasks of 20, memory 4,000"
     two, four = "5 tasks of 2, memory 200", "5 tasks of 4, memory 400"
     part = f"{four}, learners and PACT of version 0.2.0"
     all_of_them = [
-        Source("CIFAR-100, ResNet-32", "ResNet-32", ten, command("compact"), of("compact", 0, "cifar100")),
+        Source("CIFAR-100, ResNet-32", "ResNet-32", ten, paper_network, compact(0, "cifar100")),
         Source("CIFAR-100", "small ResNet", ten, command("small"), of("small", 0, "cifar100")),
         Source("Tiny-ImageNet", "small ResNet", twenty, command("small"), of("small", 1, "tiny-imagenet")),
         Source("CIFAR-10", "small ResNet", two, command("small"), of("small", 1, "cifar10")),
-        Source("CIFAR-10, ResNet-32", "ResNet-32", two, command("compact"), of("compact", 1, "cifar10")),
+        Source("CIFAR-10, ResNet-32", "ResNet-32", two, paper_network, compact(1, "cifar10")),
         Source("letters", "tiny ResNet", four, drawn, letters),
         Source("20 classes of CIFAR-100", "small ResNet", part, command("short-0.2"), of("short-0.2", 0, "cifar100")),
     ]
@@ -91,9 +100,11 @@ def runs_in(folder: str) -> list[StoredRun]:
 
 
 def named(learner: str, study: Study) -> str:
-    """The learner, and how far its runs went if they are not complete."""
-    until = study.runs[0].result.until
-    return learner.upper() + (f" (first {until} tasks)" if until is not None else "")
+    """The learner, and how far its runs went if they are not complete, and in which precision where it is not fp32."""
+    settings, until = study.settings, study.runs[0].result.until
+    words = [f"first {until} tasks"] if until is not None else []
+    words += [settings.precision] if settings.precision != "fp32" else []
+    return learner.upper() + (f" ({', '.join(words)})" if words else "")
 
 
 def official() -> dict[str, list[float]]:
