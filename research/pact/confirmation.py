@@ -34,6 +34,7 @@ from research.pact.tables import (
 from research.pact.worlds import LEARNERS, NINTH
 
 FOLDER = "round-nine"
+ROUND_TEN = "round-ten"  # of `real_images`
 IMAGE = ROOT / "docs/images/pact-runs.svg"
 FORMS = ("PACT", "PACT-R")
 NO_OLD_DATA = (
@@ -88,6 +89,11 @@ def letters() -> list[dict[str, Any]]:
 def real() -> list[dict[str, Any]]:
     """The runs on real images of round eight."""
     return sorted((r for r in rounds.stored(rounds.EIGHT) if r["about"]["dataset"] in small.TITLES), key=small.place)
+
+
+def parts_of_cifar100() -> list[dict[str, Any]]:
+    """Round ten: 20 or 28 classes of CIFAR-100, six learners."""
+    return rounds.stored(rounds.EIGHT, ROUND_TEN)
 
 
 def tables() -> list[str]:
@@ -208,9 +214,14 @@ SHOWN = {"TS": "#b8860b", "T-CIL": "#2a9d8f", "PACT": "#1f4e9c", "PACT-R": "#d14
 @matplotlib.rc_context({"svg.hashsalt": "tcil", "font.size": 9, "svg.fonttype": "none"})
 def draw() -> None:
     """Every final run of the present form as a point: pooled ECE less that of the oracle temperature."""
-    panels = {"letters, six worlds": letters(), "CIFAR and Tiny-ImageNet": real()}
+    panels = {
+        "letters, six worlds": letters(),
+        "20 or 28 classes of CIFAR-100, three worlds": parts_of_cifar100(),
+        "CIFAR and Tiny-ImageNet, all classes": real(),
+    }
+    panels = {title: records for title, records in panels.items() if records}
     names = [name for name in LEARNERS if any(of_learner(records, name) for records in panels.values())]
-    figure = Figure(figsize=(9.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(0.4 + 4.3 * len(panels), 4.2), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots(1, len(panels), sharey=True)
     for axis, (title, records) in zip(axes, panels.items(), strict=True):
@@ -243,6 +254,7 @@ def overview() -> list[str]:
         (large if small.is_large(record) else few).append(record)
     rows = {
         "letters": fresh(),
+        "20 or 28 classes of CIFAR-100": parts_of_cifar100(),
         "CIFAR-100, Tiny-ImageNet": large,
         "CIFAR-10": few,
         "other settings": sizes.stored(sizes.FOLDER),

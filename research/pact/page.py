@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from research import ROOT
-from research.pact import confirmation, draws, imbalance, leads, residuals, rounds, sizes, small, spread, verdicts
+from research.pact import (
+    confirmation,
+    draws,
+    imbalance,
+    leads,
+    real_images,
+    residuals,
+    rounds,
+    sizes,
+    small,
+    spread,
+    verdicts,
+)
 from research.pact.measuring import stored
 from research.pact.tables import summary
 from tcil.foundation.files import replace_file
@@ -11,7 +23,8 @@ from tcil.foundation.files import replace_file
 PAGES = {
     "docs/pact.md": ("overview", "by-method", "goals", "verdicts", "leads-nine"),
     "docs/pact-tables.md": (
-        "round-nine", "round-eight", "spread", "sizes-eight", "imbalance-eight", "draws-eight", "residuals",
+        "round-ten", "round-nine", "round-eight", "spread", "sizes-eight", "imbalance-eight", "draws-eight",
+        "residuals",
     ),
     "docs/pact-history.md": (
         "one-temperature", "round-seven", "round-six", "final", "small", "sizes", "imbalance", "draws",
@@ -26,6 +39,7 @@ def sections() -> dict[str, list[str]]:
         "by-method": confirmation.by_learner(confirmation.fresh()),
         "goals": confirmation.goals(),
         confirmation.FOLDER: confirmation.tables(),
+        real_images.FOLDER: real_images.tables(),
         leads.FOLDER: leads.tables(),
         "spread": spread.table(),
         "round-eight": rounds.tables(rounds.EIGHT, rounds.stored(rounds.EIGHT)),

@@ -7,14 +7,13 @@ confirmation: nothing was chosen on them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from research.pact import confirmation, leads, measuring, rounds, small
-from research.pact.confirmation import FORMS, by_learner, by_metric, claimed, differences
+from research.pact import confirmation, leads, measuring, small
+from research.pact.confirmation import FORMS, by_learner, by_metric, claimed, differences, parts_of_cifar100
 from research.pact.tables import harms, world_of
 from research.pact.worlds import TENTH
 
-FOLDER = "round-ten"
+FOLDER = confirmation.ROUND_TEN
 BENNETT = "PACT-R, Bennett"
 MEASURED = {**confirmation.MEASURED, BENNETT: leads.BENNETT}
 
@@ -23,16 +22,12 @@ def run(out: Path) -> None:
     """Measure worlds that every learner is trained on and that have no record yet, and print the tables."""
     measuring.store_worlds(FOLDER, TENTH, out, MEASURED, (*confirmation.OURS, BENNETT))
     print("\n".join(tables()))
-
-
-def fresh() -> list[dict[str, Any]]:
-    """What was measured."""
-    return rounds.stored(rounds.EIGHT, FOLDER)
+    confirmation.draw()
 
 
 def tables() -> list[str]:
     """Round ten by learner and by metric, its goals and harm, and intervals over its worlds."""
-    own = fresh()
+    own = parts_of_cifar100()
     if not own:
         return ["(none yet)"]
     lines = [*by_learner(own), "", *by_metric(own), ""]

@@ -16,7 +16,7 @@ from scipy.stats import beta
 from research.pact.measuring import stored
 from research.pact.tables import oracle_of
 
-FOLDERS = ("round-six", "round-seven", "round-eight", "round-nine", "sizes-eight")
+FOLDERS = ("round-six", "round-seven", "round-eight", "round-nine", "round-ten", "sizes-eight")
 FORMS = ("PACT, spread", "PACT, centred")  # of rounds six and eight
 HARM, FALSE_ALARMS = 1.0, 0.10
 
