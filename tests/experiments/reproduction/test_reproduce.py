@@ -52,6 +52,14 @@ class TestReproduce:
         assert {n.settings.tasks for n in claims if n.settings.dataset == "cifar100"} == {10, 20}
         assert len({n.settings.validation for n in claims if n.settings.dataset == "cifar100"}) == 5
 
+    def test_small_analyses_the_first_seed(self):
+        for seeds in (None, (7, 5)):
+            needs = all_needs(artifacts_named("all"), editions("small", seeds))
+            own = [n for n in needs if (n.settings.dataset, n.settings.learner, n.settings.tasks) == ("cifar100", "er", 10)]
+            assert [n.settings.seed for n in own] == list(seeds or (1, 2, 3))
+            assert [n.analysis for n in own] == [True] + [False] * (len(own) - 1)
+        assert all(n.analysis for n in all_needs(artifacts_named("feature-space"), editions("short")))
+
     def test_short_is_three_seeds_and_one_full_size(self):
         needs = all_needs(list(ARTIFACTS.values()), editions("short"))
         full = [n.settings for n in needs if n.settings.network == "resnet32"]

@@ -66,7 +66,8 @@ class Artifact:
                 settings = edition.settings(one.dataset, one.learner, seed, one.variation)
                 if settings is not None:
                     second, until = one.full_data and edition.full_data, edition.first_tasks.get(one.learner)
-                    needs.append(Need(settings, one.calibrators, second, one.analysis, until))
+                    analysis = one.analysis and seed in edition.seeds[: edition.n_analysed]
+                    needs.append(Need(settings, one.calibrators, second, analysis, until))
         return needs
 
 

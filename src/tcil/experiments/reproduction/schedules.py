@@ -32,8 +32,9 @@ class Edition:
     sizes of the memory or the validation set, they are multiplied by `memory_scale` and `validation_scale`, and only
     the validation set is held out. `variations`: only these experiments (None: all). `first_tasks`: the number of tasks
     to run for a learner; others run all. `own_order`: every seed has its own class order and split. `full_data`:
-    whether networks are trained a second time on all the data, for the Vanilla row as in the paper. `left_out`
-    describes what the schedule does not run.
+    whether networks are trained a second time on all the data, for the Vanilla row as in the paper. `n_analysed`: how
+    many seeds, from the first, have what figures need besides the tables (None: all). `left_out` describes what the
+    schedule does not run.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Edition:
     first_tasks: Mapping[str, int] = field(default_factory=dict)
     own_order: bool = False
     full_data: bool = True
+    n_analysed: int | None = None
     left_out: str = ""
     changes: Mapping[str, object] = field(default_factory=dict)
 
@@ -142,7 +144,7 @@ SCHEDULES: dict[str, tuple[Edition, ...]] = {
         Edition(
             "small", f"small ResNet, {SMALL['epochs']} epochs, no crops, a class order for each seed", (1, 2, 3),
             {"cifar100": {"preset": "cifar100", **SMALL}}, variations=(MAIN,), own_order=True, full_data=False,
-            left_out=_SMALL_LEFT_OUT,
+            n_analysed=1, left_out=_SMALL_LEFT_OUT,
         ),
         Edition(
             "small, one seed", f"small ResNet, images of 32x32, {SMALL['epochs']} epochs, no crops", (1,),
