@@ -119,7 +119,7 @@ bench: $(VENV)/.dev
 bench-history: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.bench --history 5
 
-# docs/results.md and docs/results-short.md from the JSON files under docs/results; trains nothing.
+# docs/results.md, docs/results-tables.md and docs/results-short.md from the JSON files under docs/results; trains nothing.
 results: $(VENV)/.bench
 	$(BIN)/python -m research.results
 	$(BIN)/python -m research.overview

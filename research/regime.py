@@ -10,9 +10,9 @@ from tcil.experiments.reporting.tables import percent_of
 
 LEAST_MEMORISED, LEAST_VANILLA = 95, 10  # percent
 RULE = (
-    f"A study is valid as evidence if, after every task, at least {LEAST_MEMORISED} % of the exemplars are memorised"
-    f" and vanilla ECE is at least {LEAST_VANILLA} on average. The rule was set for ER. Where it fails, the numbers are"
-    " of another regime than the paper's."
+    f"A study is valid as evidence if, after every task, at least {LEAST_MEMORISED} % of the exemplars are memorised;"
+    f" with ER vanilla ECE must also be at least {LEAST_VANILLA} on average (the paper's own WA is below that). Where"
+    " it fails, the numbers are of another regime than the paper's."
 )
 
 
@@ -24,7 +24,8 @@ def regime(studies: Iterable[tuple[str, Study]]) -> Grid:
         right = [100 * memory.accuracy for memory in memories if memory is not None and memory.accuracy is not None]
         vanilla = percent_of(study, "vanilla", "ece")
         assert vanilla.spread is not None
-        valid = "yes" if min(right) >= LEAST_MEMORISED and vanilla.spread.mean >= LEAST_VANILLA else "no"
+        confident = study.settings.learner != "er" or vanilla.spread.mean >= LEAST_VANILLA
+        valid = "yes" if min(right) >= LEAST_MEMORISED and confident else "no"
         shown = (Cell(words=f"{min(right):.1f} to {max(right):.1f}"), vanilla, percent_of(study, "vanilla", "accuracy"))
         rows.append(Row(name, (*shown, Cell(words=valid))))
     columns = ("learner", "exemplars memorised, %", "vanilla ECE, %", "accuracy, %", "valid")

@@ -1,9 +1,9 @@
-"""docs/results.md: what was found here, one picture for each question, and the main tables.
+"""docs/results.md: what was found here, one picture for each question, and the claims. docs/results-tables.md: tables.
 
     make results        (or: python -m research.overview)
 
 reads docs/results/compact, small, letters and runs (copies left by `tcil report RUNS --keep DIR`) and
-docs/results/official-checkpoints.json, and writes docs/results.md and docs/images/overview/*.svg. Nothing is trained.
+docs/results/official-checkpoints.json, and writes both pages and docs/images/overview/*.svg. Nothing is trained.
 docs/results-short.md (`python -m research.results`) has the details of the schedule `short-0.2`.
 """
 
@@ -14,11 +14,10 @@ from collections.abc import Iterator
 
 from research import ROOT
 from research.overview.claims import claims
-from research.overview.pictures import questions
-from research.overview.sources import IMAGES, PAGE, runs_in, sources
-from research.overview.summary import summary
+from research.overview.pictures import questions, task_by_task
+from research.overview.sources import IMAGES, MANY_TASKS, PAGE, TABLES, has_present_form, runs_in, sources
+from research.overview.summary import beside_the_paper, summary
 from research.overview.tables import coverage, of_regime, precisions, tables
-from tcil.experiments.runs.store import StoredRun
 from tcil.foundation.files import replace_file
 
 HEAD = """# Results on CIFAR, Tiny-ImageNet and letters
@@ -28,12 +27,22 @@ What the calibrators do on networks that this project has trained, beside the au
 paper's. [Where these numbers come from](#where-these-numbers-come-from) says which of them PACT was developed on.
 """
 
+TABLES_HEAD = """# All tables of CIFAR, Tiny-ImageNet and letters
+
+Every number behind [results](results.md), which has what was found, pictures, claims and what is missing. `make
+results` writes both pages from the JSON files under `docs/results/`.
+
+**In short**, by section: which runs are of [the paper's regime](#is-it-the-papers-regime), ECE [after each
+task](#ece-after-each-task), every calibrator by data and learner, and [the paper's tables beside
+ours](#beside-the-paper).
+"""
+
 ORIGIN = """## Where these numbers come from
 
-Written by `make results` from the JSON files under `docs/results/`. Nothing on this page is typed in by hand except the
-words around the numbers. All runs were made by this project on two shared CPU cores. Unless a table says otherwise,
-numbers are means over tasks, and then over seeds. The runs on 20 classes of CIFAR-100 are those of version 0.2.0: their
-learners ([what has changed](learners.md)) and their PACT are of that version.
+Written by `make results` from the JSON files under `docs/results/`; the paper's numbers are those it prints. All runs
+were made by this project on two shared CPU cores. Unless a table says otherwise, numbers are means over tasks, and then
+over seeds. The runs on 20 classes of CIFAR-100 are those of version 0.2.0: their learners ([what has
+changed](learners.md)) and their PACT are of that version.
 
 **PACT was developed on runs of this page** (13 of the 20 on letters, and those of 20 classes): [the page on
 PACT](pact.md) has runs that were not looked at. Not all runs have PACT in [its present form](pact.md#results);
@@ -48,17 +57,24 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     IMAGES.mkdir(parents=True, exist_ok=True)
     found = sources()
-    parts = [HEAD, *summary(found), *questions(found), *of_regime(found), *claims(found), ORIGIN.rstrip(), *forms()]
-    parts += [*tables(found), *precisions(), *coverage()]
-    replace_file(PAGE, ("\n".join(parts).rstrip() + "\n").encode())
-    print(PAGE.relative_to(ROOT))
+    drawn = [source for source in found if source.name != MANY_TASKS]  # with two learners, it is a row of tables alone
+    pages = {
+        PAGE: [
+            HEAD, *summary(found), *beside_the_paper(found), *questions(drawn), *claims(found), ORIGIN.rstrip(),
+            *forms(), *coverage(),
+        ],
+        TABLES: [TABLES_HEAD, *of_regime(found), *task_by_task(drawn), *tables(found), *precisions()],
+    }  # fmt: skip
+    for page, parts in pages.items():
+        replace_file(page, ("\n".join(parts).rstrip() + "\n").encode())
+        print(page.relative_to(ROOT))
 
 
 def forms() -> Iterator[str]:
     """Which runs of this page have PACT in its present form, with a temperature of their own for new classes."""
     for name, folder in {"letters": "letters", "the schedule `small`": "small", "`compact`": "compact"}.items():
         runs = runs_in(folder)
-        present = [run for run in runs if _has_contrast(run)]
+        present = [run for run in runs if has_present_form(run)]
         told = (
             ", ".join(f"{run.learner.upper()} on {run.settings.dataset}, seed {run.seed}" for run in present)
             or "no run"
@@ -67,15 +83,6 @@ def forms() -> Iterator[str]:
         which += f" ({len(present)} of {len(runs)})"
         yield f"- PACT in its present form, {name}: {which}."
     yield ""
-
-
-def _has_contrast(run: StoredRun) -> bool:
-    """Whether PACT has two temperatures after the second task."""
-    row = run.result.tasks[1].calibrators.get("pact") if len(run.result.tasks) > 1 else None
-    if row is None:
-        return False
-    old, new = (getattr(row.result, name, None) for name in ("temperature", "new_temperature"))
-    return new is not None and new != old
 
 
 if __name__ == "__main__":

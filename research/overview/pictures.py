@@ -24,12 +24,20 @@ def questions(found: Sequence[Source]) -> Iterator[str]:
     yield "## Which calibrator is nearest to the oracle?\n"
     yield _saved(nearness(found), "nearness")
     yield "## Does it last from task to task?\n"
-    for number, source in enumerate(main_sources(found)):
-        yield _saved(over_tasks(source), f"tasks-{number}")
+    first, *others = main_sources(found)
+    yield _saved(over_tasks(first), "tasks-0")
+    yield f"The same for {' and for '.join(source.name for source in others)}: [all tables](results-tables.md).\n"
     yield "## What does one temperature hide?\n"
     yield _saved(hidden(found), "hidden")
     yield "## Is T-CIL's temperature the right one?\n"
     yield _saved(temperatures(found), "temperatures")
+
+
+def task_by_task(found: Sequence[Source]) -> Iterator[str]:
+    """The pictures by task of the other sources."""
+    yield "## ECE after each task\n"
+    for number, source in enumerate(main_sources(found)[1:], start=1):
+        yield _saved(over_tasks(source), f"tasks-{number}")
 
 
 def _panels(axes: Any, count: int) -> list[Axes]:
@@ -40,10 +48,15 @@ def _panels(axes: Any, count: int) -> list[Axes]:
     return every[:count]
 
 
+def _rows(panels: int) -> int:
+    return -(-panels // COLUMNS)
+
+
 def nearness(found: Sequence[Source]) -> Picture:
     """ECE by calibrator, a panel for each source, a mark for each learner."""
     names, words = list(reversed(TITLES)), []
-    with drawing(2, COLUMNS, width=10, height=5.6) as (figure, axes):
+    rows_of = _rows(len(found) + 1)
+    with drawing(rows_of, COLUMNS, width=10, height=2.8 * rows_of) as (figure, axes):
         panels = _panels(axes, len(found) + 1)
         for number, (axis, source) in enumerate(zip(panels, found, strict=False)):
             for learner in source.by_learner:
@@ -117,7 +130,7 @@ def over_tasks(source: Source) -> Picture:
 def hidden(found: Sequence[Source]) -> Picture:
     """ECE of images predicted as old and as new classes: a line between them for each learner and calibrator."""
     names, words = ("pact", "optimal-ts", "t-cil"), []
-    with drawing(2, 3, width=10, height=6.6) as (figure, axes):
+    with drawing(_rows(len(found)), COLUMNS, width=11, height=3.2 * _rows(len(found))) as (figure, axes):
         panels = _panels(axes, len(found))
         for axis, source in zip(panels, found, strict=True):
             labels = []
@@ -146,7 +159,7 @@ def hidden(found: Sequence[Source]) -> Picture:
 def temperatures(found: Sequence[Source]) -> Picture:
     """T-CIL's temperature over the optimal one, by task."""
     words = []
-    with drawing(2, 3, width=10, height=5.2) as (figure, axes):
+    with drawing(_rows(len(found)), COLUMNS, width=10, height=2.5 * _rows(len(found))) as (figure, axes):
         panels = _panels(axes, len(found))
         for axis, source in zip(panels, found, strict=True):
             axis.axhline(1, color="#444444", linewidth=0.8)
@@ -161,7 +174,7 @@ def temperatures(found: Sequence[Source]) -> Picture:
                 words.append(f"{source.name}, {learner.upper()}: {told}")
             axis.set(title=source.name, xlabel="after task")
             axis.set_xticks(range(max(study.n_tasks for study in source.by_learner.values())))
-        for first in panels[::3]:
+        for first in panels[::COLUMNS]:
             first.set_ylabel("T of T-CIL / optimal T")
         _legend(figure, panels)
         caption = "T-CIL's temperature over the optimal one, after each task, mean over seeds. Above 1: too high."

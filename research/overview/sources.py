@@ -13,15 +13,17 @@ from research import ROOT
 from tcil.experiments.reporting.collect import Study, any_runs, read_runs, shown, studies
 from tcil.experiments.reporting.tables import percent_of
 from tcil.experiments.reproduction.finished import FinishedRuns
-from tcil.experiments.reproduction.schedules import LEARNERS, Edition, editions
+from tcil.experiments.reproduction.schedules import LEARNERS, MAIN, Edition, Variation, editions
 from tcil.experiments.runs.store import StoredRun
 
-RESULTS, IMAGES, PAGE = ROOT / "docs/results", ROOT / "docs/images/overview", ROOT / "docs/results.md"
+RESULTS, IMAGES = ROOT / "docs/results", ROOT / "docs/images/overview"
+PAGE, TABLES = ROOT / "docs/results.md", ROOT / "docs/results-tables.md"
 OFFICIAL = {"vanilla": "Vanilla", "ts": "TS", "t-cil": "T-CIL", "pact": "PACT", "optimal-ts": "Optimal TS (oracle)"}
 TITLES = {
     "vanilla": "Vanilla", "ts": "TS", "ets": "ETS", "irm": "IRM", "t-cil": "T-CIL", "pact": "PACT (ours)",
     "optimal-ts": "Optimal TS (oracle)",
 }  # fmt: skip
+MANY_TASKS, PART = "CIFAR-100, 20 tasks", "20 classes of CIFAR-100"
 OF_THE_PAPER = ("vanilla", "ts", "ets", "irm", "perturb-ts")  # what T-CIL is compared with there
 # `compact` was trained in bf16, which takes half the time on the machine that had it, and before in fp32 in part.
 BF16, FP32 = editions("compact", changes={"precision": "bf16"}), editions("compact")
@@ -29,13 +31,14 @@ BF16, FP32 = editions("compact", changes={"precision": "bf16"}), editions("compa
 
 @dataclass(frozen=True)
 class Source:
-    """Runs of several learners on the same data."""
+    """Runs of several learners on the same data; `developed`: PACT was developed on some of them."""
 
     name: str
     network: str
     what: str
     command: str
     by_learner: Mapping[str, Study]
+    developed: bool = False
 
     @property
     def described(self) -> str:
@@ -62,9 +65,9 @@ def sources() -> list[Source]:
     }  # fmt: skip
     runs = {name: FinishedRuns(own, runs_in(folder)) for name, (folder, own) in schedules.items()}
 
-    def of(schedule: str, edition: int, dataset: str) -> dict[str, Study]:
+    def of(schedule: str, edition: int, dataset: str, variation: Variation = MAIN) -> dict[str, Study]:
         known = runs[schedule]
-        found = {learner: known.study(known.editions[edition], dataset, learner) for learner in LEARNERS}
+        found = {learner: known.study(known.editions[edition], dataset, learner, variation) for learner in LEARNERS}
         return {learner: study for learner, study in found.items() if study is not None}
 
     def compact(edition: int, dataset: str) -> dict[str, Study]:
@@ -79,16 +82,18 @@ def sources() -> list[Source]:
     paper_network = f"{command('compact')} --precision bf16"
     drawn = "tcil run --preset letters --learner LEARNER --seeds 2,3,4,5,6 --no-full-data"
     ten, twenty = "10 tasks of 10 classes, memory 2,000", "10 tasks of 20, memory 4,000"
+    many = "20 tasks of 5, memory 2,000"
     two, four = "5 tasks of 2, memory 200", "5 tasks of 4, memory 400"
     part = f"{four}, learners and PACT of version 0.2.0"
     all_of_them = [
         Source("CIFAR-100, ResNet-32", "ResNet-32", ten, paper_network, compact(0, "cifar100")),
         Source("CIFAR-100", "small ResNet", ten, command("small"), of("small", 0, "cifar100")),
+        Source(MANY_TASKS, "small ResNet", many, command("small"), of("small", 2, "cifar100", Variation(True))),
         Source("Tiny-ImageNet", "small ResNet", twenty, command("small"), of("small", 1, "tiny-imagenet")),
         Source("CIFAR-10", "small ResNet", two, command("small"), of("small", 1, "cifar10")),
         Source("CIFAR-10, ResNet-32", "ResNet-32", two, paper_network, compact(1, "cifar10")),
-        Source("letters", "tiny ResNet", four, drawn, letters),
-        Source("20 classes of CIFAR-100", "small ResNet", part, command("short-0.2"), of("short-0.2", 0, "cifar100")),
+        Source("letters", "tiny ResNet", four, drawn, letters, developed=True),
+        Source(PART, "small ResNet", part, command("short-0.2"), of("short-0.2", 0, "cifar100"), developed=True),
     ]
     return [source for source in all_of_them if source.by_learner]
 
@@ -101,10 +106,14 @@ def runs_in(folder: str) -> list[StoredRun]:
 
 def named(learner: str, study: Study) -> str:
     """The learner, and how far its runs went if they are not complete, and in which precision where it is not fp32."""
-    settings, until = study.settings, study.runs[0].result.until
-    words = [f"first {until} tasks"] if until is not None else []
-    words += [settings.precision] if settings.precision != "fp32" else []
+    words = [] if study.whole else [tasks_of(study)]
+    words += [study.settings.precision] if study.settings.precision != "fp32" else []
     return learner.upper() + (f" ({', '.join(words)})" if words else "")
+
+
+def tasks_of(study: Study) -> str:
+    """How far a study went that did not go through all its tasks."""
+    return f"first {study.n_tasks} tasks"
 
 
 def official() -> dict[str, list[float]]:
@@ -115,4 +124,14 @@ def official() -> dict[str, list[float]]:
 
 def main_sources(found: Sequence[Source]) -> list[Source]:
     """What is shown task by task and calibrator by calibrator: all of CIFAR-100, and letters."""
-    return [source for source in found if source.name in ("CIFAR-100, ResNet-32", "CIFAR-100", "letters")]
+    names = ("CIFAR-100", "CIFAR-100, ResNet-32", "letters")
+    return sorted((source for source in found if source.name in names), key=lambda source: names.index(source.name))
+
+
+def has_present_form(run: StoredRun) -> bool:
+    """Whether PACT has two temperatures after the second task, as it has in its present form."""
+    row = run.result.tasks[1].calibrators.get("pact") if len(run.result.tasks) > 1 else None
+    if row is None:
+        return False
+    old, new = (getattr(row.result, name, None) for name in ("temperature", "new_temperature"))
+    return new is not None and new != old

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from research.overview.sources import BF16, FP32, Source, main_sources, named, runs_in
+from research.overview.sources import BF16, FP32, Source, has_present_form, main_sources, named, runs_in
 from research.regime import RULE, regime
 from tcil.experiments.config.settings import RunSettings
 from tcil.experiments.reporting.collect import Study
@@ -20,9 +20,9 @@ from tcil.experiments.reproduction.schedules import LEARNERS, Edition, editions
 from tcil.experiments.runs.store import StoredRun
 from tcil.experiments.scheduling.cost import A100, passes_as_released
 
-METRICS = ("ece", "ece_predicted_old", "ece_predicted_new", "accuracy")
+METRICS = ("ece", "ece_predicted_old", "ece_predicted_new")
 IN_COMMON = "The same runs in bf16 and in fp32, mean over the tasks in common, %"
-OF_THE_PAPER = ("baselines", "compatibility", "grid", "policies", "tasks20")
+OF_THE_PAPER = ("grid", "policies", "tasks20")  # the grid has the rows of the other two tables
 
 
 def of_regime(found: Sequence[Source]) -> Iterator[str]:
@@ -40,29 +40,41 @@ def tables(found: Sequence[Source]) -> Iterator[str]:
     for source in main_sources(found):
         yield f"## {source.name[0].upper()}{source.name[1:]}: all calibrators\n"
         yield f"{source.described}: `{source.command}`\n"
-        memorised = ", ".join(
-            f"{named(learner, study)} {100 * share:.1f}"
+        told = [
+            f"{named(learner, study)} {source.percent(learner, 'vanilla', 'accuracy'):.1f} ({100 * share:.1f})"
             for learner, study in source.by_learner.items()
             if (share := study.memorised) is not None
-        )
-        yield f"Exemplars memorised, mean over tasks, %: {memorised}.\n"
+        ]
+        told_of = "Accuracy, which no calibrator here changes (exemplars memorised), means over tasks, %"
+        yield f"{told_of}: {', '.join(told)}.\n"
+        mixed = [learner.upper() for learner, study in source.by_learner.items() if _mixed(study)]
+        if mixed:
+            yield (
+                f"PACT with {', '.join(mixed)}: a mean over two forms of PACT"
+                " ([which](results.md#where-these-numbers-come-from)).\n"
+            )
         for metric in METRICS:
             yield markdown(side_by_side(list(source.by_learner.values()), metric))
     ours = FinishedRuns([*BF16, *FP32, *editions("small")], [*runs_in("compact"), *runs_in("small")])
     yield "## Beside the paper\n"
     yield (
         "The paper's tables with the schedules `compact` (the paper's ResNet-32) and `small` (a small ResNet), both"
-        " with 30 epochs without crops. `n` is the number of seeds. PACT's rows of `small` on CIFAR-100 with ER, WA and"
-        " DER have two forms of PACT among their seeds"
-        " ([which](#where-these-numbers-come-from)).\n"
+        " with 30 epochs without crops. `n` is the number of seeds. The grid of learners and calibrators has the rows"
+        " of two more tables of the paper, T-CIL against its baselines and learners with and without T-CIL.\n"
     )
     said = set[str]()
     for name in OF_THE_PAPER:
         section = ARTIFACTS[name].render(ours)
         yield f"### {section.title}\n"
-        yield from (f"{line}\n" for line in section.lines if line not in said)
-        said.update(section.lines)
+        lines = [line for line in section.lines if not line.endswith(": not run.") and "'short' only" not in line]
+        yield from (f"{line}\n" for line in lines if line not in said)
+        said.update(lines)
         yield from (markdown(grid) for grid in section.grids if "not run" not in grid.title)
+
+
+def _mixed(study: Study) -> bool:
+    """Whether seeds of a study have different forms of PACT."""
+    return len({has_present_form(run) for run in study.runs}) > 1
 
 
 # bf16 and fp32 -----------------------------------------------------------------------------------------------------
@@ -108,10 +120,19 @@ def _over_first(name: str, study: Study, tasks: int) -> Row:
 def coverage() -> Iterator[str]:
     """The runs of the two CPU schedules: how far each went and how long it trained, and how to run the others."""
     yield "## What was run, and what is missing\n"
-    yield "Trained on one or two shared cores, hours of wall time.\n"
+    yield (
+        "Trained on one or two shared cores, hours of wall time. What is kept here are results, not networks: they lay"
+        " on the machine that trained them, and a copy by `--backup` beside them, so that an unfinished run begins"
+        " again at its first task. Memory and validation sizes and reserves are varied by `short` alone, Tiny-ImageNet"
+        " in 20 tasks by `paper` alone.\n"
+    )
     yield from _covered("small", editions("small"), "")
     yield from _covered("compact", BF16, " --precision bf16")
-    yield from _covered("compact", FP32, "")
+    kept = [run for run in runs_in("compact") if run.settings.key in _keys(FP32)]
+    if kept:
+        told = ", ".join(f"{run.learner.upper()} ({len(run.tasks)} tasks)" for run in kept)
+        hours = sum(map(_hours, kept))
+        yield f"Trained before in fp32, and kept as a check of the precision: {told}, {hours:.1f} hours.\n"
     needs = all_needs(list(ARTIFACTS.values()), editions("paper"))
     trainings = [one for need in needs for one in _both(need)]
     passes = {name: 0.0 for name in A100.images_per_second}
@@ -124,6 +145,10 @@ def coverage() -> Iterator[str]:
         f" ({A100.source.partition(':')[0]}; not measured). `tcil reproduce all --schedule paper --dry-run` prints the"
         " plan, with the commands for one GPU, a Ray cluster and Slurm.\n"
     )
+
+
+def _keys(own: Sequence[Edition]) -> set[str]:
+    return {need.settings.key for need in all_needs(list(ARTIFACTS.values()), own)}
 
 
 def _both(need: Need) -> Iterator[RunSettings]:

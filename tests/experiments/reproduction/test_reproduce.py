@@ -55,7 +55,9 @@ class TestReproduce:
     def test_small_analyses_the_first_seed(self):
         for seeds in (None, (7, 5)):
             needs = all_needs(artifacts_named("all"), editions("small", seeds))
-            own = [n for n in needs if (n.settings.dataset, n.settings.learner, n.settings.tasks) == ("cifar100", "er", 10)]
+            own = [
+                n for n in needs if (n.settings.dataset, n.settings.learner, n.settings.tasks) == ("cifar100", "er", 10)
+            ]
             assert [n.settings.seed for n in own] == list(seeds or (1, 2, 3))
             assert [n.analysis for n in own] == [True] + [False] * (len(own) - 1)
         assert all(n.analysis for n in all_needs(artifacts_named("feature-space"), editions("short")))
