@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from research.pact import compared, leads
+from research.pact import compared, leads, methods, real_images
+from tcil.results import PACTEvidence
 
 OLD, CLASSES, IMBALANCE = 2, 4, 5.0
 IS_NEW = torch.arange(CLASSES) >= OLD
@@ -88,3 +89,31 @@ def test_both_sides_tell_temperature_and_bias_where_the_answer_is_known():
     found = torch.stack(points)
     spread = found.std(0) / math.sqrt(len(found))
     assert ((found.mean(0) - torch.tensor([math.log(2), 0.5])).abs() < 4 * spread + 0.03).all()
+
+
+def test_a_reserve_has_as_many_images_of_each_old_class_as_asked_for(known):
+    assert methods.reserve_of(known)[1].tolist() == [0, 0, 1, 1]
+    logits, columns = methods.reserve_of(known, 1)
+    assert columns.tolist() == [0, 1]
+    assert torch.equal(logits, known.task.reserve_logits[[0, 2]])
+
+
+def test_validation_images_that_were_kept_are_answered_by_the_network_of_now(known):
+    images, columns = torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 0, 1])
+    known.task.model, known.memory = torch.nn.Linear(3, CLASSES), {"validation": (images, columns)}
+    logits, labels = real_images.last_validation(known)
+    assert torch.allclose(logits, known.task.model(images), atol=1e-6)
+    assert torch.equal(labels, columns)
+
+
+def test_surprises_twice_as_large_as_claimed_widen_the_belief(known, monkeypatch):
+    def surprised(known):
+        known.memory |= {"belief": PACTEvidence("all", 0.1, 0.2, 0.3, 0.4), "surprises": [2.0] * 4, "contrast": 0.0}
+
+    monkeypatch.setattr(methods, "tracked", lambda **_: surprised)
+    told = []
+    for _ in range(2):  # four surprises in each of two tasks, beside the four that the claim is worth
+        assert torch.allclose(methods.averaged_by_innovations(known).exp().sum(1), torch.ones(200, dtype=torch.float64))
+        told.append((known.memory["belief"].log_temperature_error, known.memory["belief"].bias_error))
+    factors = math.sqrt((4 + 16) / 8), math.sqrt((4 + 32) / 12)
+    assert told == [pytest.approx((0.2 * factor, 0.4 * factor)) for factor in factors]

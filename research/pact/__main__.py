@@ -54,6 +54,8 @@ from research.pact.tables import candidates, summary
 from research.pact.worlds import FINAL, LEARNERS, NINTH, RESERVED, TENTH, WORLDS, final_settings, train, trained
 from tcil.experiments.runs.store import RunFolder
 
+PRINTED = ("overview", "by-method", "goals", "real-images", "one-temperature", "spread", "verdicts", "residuals")
+
 
 def keep(name: str, folders: Iterable[Path]) -> None:
     """Measure these runs once, and print the tables of all that are kept under this name."""
@@ -104,6 +106,10 @@ def tables_of(name: str, worlds: Sequence[str] = ()) -> list[str]:
         "round-eight": lambda: rounds.tables(rounds.EIGHT, rounds.stored(rounds.EIGHT)),
         confirmation.FOLDER: lambda: confirmation.tables(),
         real_images.FOLDER: lambda: real_images.tables(),
+        "real-images": lambda: confirmation.real_tables(),
+        "overview": lambda: confirmation.overview(),
+        "by-method": lambda: confirmation.by_learner(confirmation.fresh()),
+        "goals": lambda: confirmation.goals(),
         leads.FOLDER: lambda: leads.tables(),
         "verdicts": lambda: verdicts.table(),
         "residuals": lambda: residuals.table(),
@@ -130,7 +136,7 @@ def main() -> None:
         commands.add_parser(name).add_argument("runs", type=Path, nargs="+")
     kept = sorted(path.name for path in STORED.iterdir() if path.is_dir())
     tables = commands.add_parser("tables")
-    tables.add_argument("name", choices=[*kept, "one-temperature", "spread", "verdicts", "residuals"])
+    tables.add_argument("name", choices=[*kept, *PRINTED])
     tables.add_argument("worlds", nargs="*", choices=[*WORLDS, []], metavar="WORLD")
     commands.add_parser("constants").add_argument("names", nargs="*", choices=[*kept, []], metavar="NAME")
     commands.add_parser("candidates")

@@ -58,11 +58,12 @@ MEASURED = {
 }
 COLUMNS = {
     "pooled": "{:.2f}", "debiased": "{:.2f}", "smooth": "{:.2f}", "group": "{:.2f}", "worst task": "{:.2f}",
-    "nll": "{:.3f}", "brier": "{:.4f}", "calibration": "{:.4f}", "aurc": "{:.2f}", "accuracy": "{:.2f}",
+    "nll": "{:.3f}", "brier": "{:.4f}", "calibration": "{:.4f}", "refinement": "{:.4f}", "aurc": "{:.2f}",
+    "accuracy": "{:.2f}",
 }  # fmt: skip
 TITLES = {
     "pooled": "ECE", "debiased": "debiased ECE", "smooth": "smooth ECE", "group": "ECE by group", "nll": "NLL",
-    "brier": "Brier score", "calibration": "its calibration part", "aurc": "AURC",
+    "brier": "Brier score", "calibration": "its calibration part", "refinement": "the rest of it", "aurc": "AURC",
 }  # fmt: skip
 DRAWS = 10_000
 Records = Sequence[dict[str, Any]]
@@ -87,8 +88,17 @@ def letters() -> list[dict[str, Any]]:
 
 
 def real() -> list[dict[str, Any]]:
-    """The runs on real images of round eight."""
-    return sorted((r for r in rounds.stored(rounds.EIGHT) if r["about"]["dataset"] in small.TITLES), key=small.place)
+    """The runs on real images of round eight, without what was measured there in an earlier form."""
+    records = [record for record in rounds.stored(rounds.EIGHT) if record["about"]["dataset"] in small.TITLES]
+    earlier = "PACT-R, Bennett"
+    kept = [{**r, "scores": {name: own for name, own in r["scores"].items() if name != earlier}} for r in records]
+    return sorted(kept, key=small.place)
+
+
+def real_tables() -> list[str]:
+    """Every metric on real images with five new classes per task or more, accuracies, and whether errors are right."""
+    own = [record for record in real() if small.is_large(record)]
+    return [*by_metric(own), "", *rounds.accuracies(own), "", *claimed(own)]
 
 
 def parts_of_cifar100() -> list[dict[str, Any]]:
@@ -103,7 +113,8 @@ def tables() -> list[str]:
         return ["(none yet)"]
     worlds = len({world_of(record) for record in both})
     return [
-        *by_learner(own), "", *by_metric(own), "", *small.goals(f"{len(own)} runs of round nine", own, FORMS), "",
+        *by_learner(own), "", *by_metric(own), "", *rounds.accuracies(own), "",
+        *small.goals(f"{len(own)} runs of round nine", own, FORMS), "",
         *harms(own, FORMS), "",
         *small.goals(f"rounds eight and nine, {len(both)} runs in {worlds} worlds", both, FORMS), "",
         *harms(both, FORMS), "", *differences(both), "", *claimed(both),
@@ -129,14 +140,18 @@ def by_learner(records: Records) -> list[str]:
 
 
 def by_metric(records: Records) -> list[str]:
-    """Every metric of every method, learners counting equally."""
-    titles = [TITLES.get(column, column) for column in COLUMNS]
-    lines = ["**All metrics, means over learners**", "", "| method | " + " | ".join(titles) + " |"]
-    lines.append("|---|" + "---:|" * len(COLUMNS))
-    for title, methods in {**_blocks(records), "predictions corrected as well": CORRECTED}.items():
-        lines.append(f"| *{title}* |" + " |" * len(COLUMNS))
+    """Every metric that was measured of every method, learners counting equally."""
+    parts = all("calibration" in record["scores"]["Vanilla"][0] for record in records)
+    columns = {key: form for key, form in COLUMNS.items() if parts or key not in ("calibration", "refinement")}
+    lines = [f"**All metrics, means over learners ({len(records)} runs)**", ""]
+    lines.append("| method | " + " | ".join(TITLES.get(key, key) for key in columns) + " |")
+    lines.append("|---|" + "---:|" * len(columns))
+    known = set.intersection(*(set(record["scores"]) for record in records))
+    corrected = [name for name in CORRECTED if name in known]
+    for title, methods in {**_blocks(records), "predictions corrected as well": corrected}.items():
+        lines.append(f"| *{title}* |" + " |" * len(columns))
         for method in methods:
-            cells = [form.format(each_learner(records, _mean_of(method, key))[0]) for key, form in COLUMNS.items()]
+            cells = [form.format(each_learner(records, _mean_of(method, key))[0]) for key, form in columns.items()]
             lines.append(f"| {method} | {' | '.join(cells)} |")
     return [*lines, "", "ECE, AURC and accuracy in percent. Worst task: the largest ECE of a run, mean over runs."]
 
@@ -154,6 +169,8 @@ def _blocks(records: Records) -> dict[str, Sequence[str]]:
 def _mean_of(method: str, key: str) -> Callable[[list[dict[str, Any]]], float]:
     if key == "worst task":
         return lambda own: float(np.mean([max(row["pooled"] for row in r["scores"][method]) for r in own]))
+    if key == "refinement":
+        return lambda own: mean(own, method, "brier") - mean(own, method, "calibration")
     return lambda own: mean(own, method, key)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,14 +194,8 @@ def tables() -> list[str]:
     records = measuring.stored(FOLDER)
     if not records:
         return ["(none yet)"]
-    head = "| method | pooled ECE less Optimal TS | ECE by group | NLL | RMS of error / claimed, log T | b |"
-    lines = [f"**Leads, {len(records)} runs of {', '.join(WORLDS)}**", "", head, "|---|" + "---:|" * 5]
-    for name in OURS:
-        pooled, group, nll = (_mean(records, name, key) for key in ("pooled", "group", "nll"))
-        pooled -= _mean(records, "Optimal TS", "pooled")
-        errors = [rms(ratio_errors(records, name, which)) for which in (0, 1)]
-        title = TITLES.get(name, name.replace(", centred", ""))
-        lines.append(f"| {title} | {pooled:+.2f} | {group:.2f} | {nll:.3f} | {errors[0]:.2f} | {errors[1]:.2f} |")
+    shown = {name: TITLES.get(name, name.replace(", centred", "")) for name in OURS}
+    lines = [f"**Leads, {len(records)} runs of {', '.join(WORLDS)}**", "", *compared(records, shown)]
     titles = (
         "old exemplars, ridge head without them", "old test images, the network",
         "new exemplars, ridge head without them", "new test images, the network",
@@ -211,6 +205,18 @@ def tables() -> list[str]:
         if own := of_learner(records, learner):
             shares = np.mean(list(itertools.chain.from_iterable(record["left out"] for record in own)), axis=0)
             lines.append(f"| {learner.upper()} | " + " | ".join(f"{100 * share:.1f}" for share in shares) + " |")
+    return lines
+
+
+def compared(records: Sequence[dict[str, Any]], titles: Mapping[str, str]) -> list[str]:
+    """A row for each form that has a belief."""
+    head = "| method | pooled ECE less Optimal TS | ECE by group | NLL | RMS of error / claimed, log T | b |"
+    lines = [head, "|---|" + "---:|" * 5]
+    for name, title in titles.items():
+        pooled, group, nll = (_mean(records, name, key) for key in ("pooled", "group", "nll"))
+        pooled -= _mean(records, "Optimal TS", "pooled")
+        errors = [rms(ratio_errors(records, name, which)) for which in (0, 1)]
+        lines.append(f"| {title} | {pooled:+.2f} | {group:.2f} | {nll:.3f} | {errors[0]:.2f} | {errors[1]:.2f} |")
     return lines
 
 

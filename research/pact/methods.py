@@ -61,10 +61,10 @@ def balanced(known: Known) -> Labelled:
     return torch.cat([z_new, *[z_old] * times]), torch.cat([y_new, *[y_old] * times])
 
 
-def reserve_of(known: Known) -> Labelled:
-    """At most two images of each old class."""
+def reserve_of(known: Known, per_class: int = RESERVED) -> Labelled:
+    """At most so many images of each old class."""
     logits, columns = known.task.reserve_logits, known.task.reserve_columns
-    rows = [(columns == column).nonzero().squeeze(1)[:RESERVED] for column in range(known.old)]
+    rows = [(columns == column).nonzero().squeeze(1)[:per_class] for column in range(known.old)]
     chosen = torch.cat(rows)
     return logits[chosen], columns[chosen]
 
@@ -74,6 +74,7 @@ def tracked(
     constants: PACTConstants = EARLIER,
     *,
     reserve: bool = False,
+    kept: Callable[[Known], Labelled] = reserve_of,
     history: bool = True,
     without: str = "",
     keep: bool = True,
@@ -83,9 +84,10 @@ def tracked(
 ) -> Method:
     """PACT or PACT-R, or one without some part; the belief is left in `known.memory`.
 
-    With `spread` log T goes with the log spread of the exemplars' logits: its "level" is known as well (round five, as
-    `tcil.PACT` has it), or only its change from task to task, the "whole" of it (round two) or something "between" 0
-    and the change (round three). What it is `told` of log(imbalance) may be something else than the truth.
+    A `reserve` is what was `kept`. With `spread` log T goes with the log spread of the exemplars' logits: its "level"
+    is known as well (round five, as `tcil.PACT` has it), or only its change from task to task, the "whole" of it (round
+    two) or something "between" 0 and the change (round three). What it is `told` of log(imbalance) may be something
+    else than the truth.
     """
 
     def method(known: Known) -> Tensor:
@@ -108,7 +110,7 @@ def tracked(
                 take(known.evidence)
         known.memory["pact"] = state.memo() if state.informed else None
         now = state.as_evidence("all")
-        if reserve and known.old and (found := state.with_reserve(known.evidence, reserve_of(known))):
+        if reserve and known.old and (found := state.with_reserve(known.evidence, kept(known))):
             now = found[1]
         known.memory["belief"], known.memory["surprises"] = now, list(state.surprises)
         known.memory["contrast"] = state.contrast.mean
@@ -217,6 +219,25 @@ def averaged(known: Known, belief: PACTEvidence, contrast: float = 0.0) -> Tenso
             bias = (belief.bias or 0.0) + y * (belief.bias_error or 0.0)
             total += wx * wy * adjusted(known, log_t, bias, contrast=contrast).exp()
     return total.log()
+
+
+def averaged_by_innovations(known: Known) -> Tensor:
+    """The same with the present form, and errors as large as this run's surprises say: theirs is 1 if claims are right.
+
+    The claim itself counts as four surprises.
+    """
+    tracked(constants=EIGHTH, spread="level")(known)
+    now: PACTEvidence = known.memory["belief"]
+    seen = known.memory.setdefault("innovations", [])
+    seen += known.memory["surprises"]
+    factor = math.sqrt((4 + sum(value**2 for value in seen)) / (4 + len(seen)))
+    wide = replace(
+        now,
+        log_temperature_error=factor * (now.log_temperature_error or 0.0),
+        bias_error=factor * (now.bias_error or 0.0),
+    )
+    known.memory["belief"] = wide
+    return averaged(known, wide, known.memory["contrast"])
 
 
 def reserve_bias(known: Known) -> Tensor:

@@ -23,8 +23,8 @@ from tcil.foundation.files import replace_file
 PAGES = {
     "docs/pact.md": ("overview", "by-method", "goals", "verdicts", "leads-nine"),
     "docs/pact-tables.md": (
-        "round-ten", "round-nine", "round-eight", "spread", "sizes-eight", "imbalance-eight", "draws-eight",
-        "residuals",
+        "round-ten", "round-nine", "real-images", "round-eight", "spread", "sizes-eight", "imbalance-eight",
+        "draws-eight", "residuals",
     ),
     "docs/pact-history.md": (
         "one-temperature", "round-seven", "round-six", "final", "small", "sizes", "imbalance", "draws",
@@ -40,6 +40,7 @@ def sections() -> dict[str, list[str]]:
         "goals": confirmation.goals(),
         confirmation.FOLDER: confirmation.tables(),
         real_images.FOLDER: real_images.tables(),
+        "real-images": confirmation.real_tables(),
         leads.FOLDER: leads.tables(),
         "spread": spread.table(),
         "round-eight": rounds.tables(rounds.EIGHT, rounds.stored(rounds.EIGHT)),
