@@ -12,6 +12,7 @@ docs/results/push.json.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,9 @@ def curves(model: torch.nn.Module, memory: Any, new: range, seen: range, magnitu
     return {"wrong before": int((~right).sum()), "new exemplars": len(right), **found}
 
 
-def falls(curve: list[float]) -> int:
-    """In how many steps it falls."""
-    return int((np.diff([value for value in curve if np.isfinite(value)]) < -1e-9).sum())
+def falls(curve: Sequence[float | None]) -> int:
+    """In how many steps it falls, of those between finite values."""
+    return int((np.diff([value for value in curve if value is not None and np.isfinite(value)]) < -1e-9).sum())
 
 
 def main() -> None:

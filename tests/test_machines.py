@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -65,6 +66,15 @@ def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path, after: int
     group = f"@{tmp_path.name}-test_crash" if grouped else ""
     assert f"crashed while running 'test_crash.py::test_kills_its_process{group}'" in ended.stdout
     assert "1 failed" in ended.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
+def test_a_probe_that_something_else_ends_tells_nothing_of_the_processor(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    ended = subprocess.CompletedProcess([], -getattr(signal, name))
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: ended)
+    assert death_by.__wrapped__(Precision.BF16) == ""
 
 
 def test_the_probe_tells_a_processor_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:

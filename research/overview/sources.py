@@ -12,8 +12,10 @@ import numpy as np
 from research import ROOT
 from tcil.experiments.reporting.collect import Study, any_runs, read_runs, shown, studies
 from tcil.experiments.reporting.tables import percent_of
+from tcil.experiments.reproduction import paper
 from tcil.experiments.reproduction.finished import FinishedRuns
 from tcil.experiments.reproduction.schedules import LEARNERS, MAIN, Edition, Variation, editions
+from tcil.experiments.runs.catalogue import ALL_DATA
 from tcil.experiments.runs.store import StoredRun
 
 RESULTS, IMAGES = ROOT / "docs/results", ROOT / "docs/images/overview"
@@ -79,19 +81,23 @@ def sources() -> list[Source]:
     by_name = {study.settings.learner: study for study in studies(shown(runs_in("letters")))}
     letters = {learner: by_name[learner] for learner in LEARNERS if learner in by_name}
     command = "tcil reproduce all --schedule {} --data DIR".format
-    paper_network = f"{command('compact')} --precision bf16"
+
+    def large(name: str, what: str, own: dict[str, Study]) -> Source:
+        option = " --precision bf16" if any(study.settings.precision == "bf16" for study in own.values()) else ""
+        return Source(name, "ResNet-32", what, command("compact") + option, own)
+
     drawn = "tcil run --preset letters --learner LEARNER --seeds 2,3,4,5,6 --no-full-data"
     ten, twenty = "10 tasks of 10 classes, memory 2,000", "10 tasks of 20, memory 4,000"
     many = "20 tasks of 5, memory 2,000"
     two, four = "5 tasks of 2, memory 200", "5 tasks of 4, memory 400"
     part = f"{four}, learners and PACT of version 0.2.0"
     all_of_them = [
-        Source("CIFAR-100, ResNet-32", "ResNet-32", ten, paper_network, compact(0, "cifar100")),
+        large("CIFAR-100, ResNet-32", ten, compact(0, "cifar100")),
         Source("CIFAR-100", "small ResNet", ten, command("small"), of("small", 0, "cifar100")),
         Source(MANY_TASKS, "small ResNet", many, command("small"), of("small", 2, "cifar100", Variation(True))),
         Source("Tiny-ImageNet", "small ResNet", twenty, command("small"), of("small", 1, "tiny-imagenet")),
         Source("CIFAR-10", "small ResNet", two, command("small"), of("small", 1, "cifar10")),
-        Source("CIFAR-10, ResNet-32", "ResNet-32", two, paper_network, compact(1, "cifar10")),
+        large("CIFAR-10, ResNet-32", two, compact(1, "cifar10")),
         Source("letters", "tiny ResNet", four, drawn, letters, developed=True),
         Source(PART, "small ResNet", part, command("short-0.2"), of("short-0.2", 0, "cifar100"), developed=True),
     ]
@@ -114,6 +120,18 @@ def named(learner: str, study: Study) -> str:
 def tasks_of(study: Study) -> str:
     """How far a study went that did not go through all its tasks."""
     return f"first {study.n_tasks} tasks"
+
+
+def printed(study: Study, calibrator: str, metric: str = "ece") -> float | None:
+    """The paper's number for the same dataset, learner and number of tasks, if it has one."""
+    settings = study.settings
+    table = {5: "grid", 10: "grid", 20: "tasks20"}.get(settings.n_tasks or 0)
+    if table is None or (settings.n_tasks == 5) != (settings.dataset == "cifar10"):
+        return None
+    named = ALL_DATA if calibrator == "vanilla" else calibrator
+    row = paper.find(table, dataset=settings.dataset, learner=settings.learner, calibrator=named)
+    value = None if row is None else row.metrics[metric]
+    return None if value is None else value[0]
 
 
 def official() -> dict[str, list[float]]:

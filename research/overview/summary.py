@@ -9,13 +9,10 @@ from itertools import product
 import numpy as np
 
 from research.overview.claims import answers
-from research.overview.sources import OF_THE_PAPER, TITLES, Source, official, tasks_of
+from research.overview.sources import OF_THE_PAPER, TITLES, Source, official, printed, tasks_of
 from research.regime import LEAST_MEMORISED
-from tcil.experiments.reporting.collect import Study
-from tcil.experiments.reproduction import paper
 from tcil.experiments.reproduction.checks import Agreement
 from tcil.experiments.reproduction.schedules import LEARNERS
-from tcil.experiments.runs.catalogue import ALL_DATA
 
 Cases = Sequence[tuple[Source, str]]
 SHOWN = ("vanilla", "ts", "t-cil", "pact", "optimal-ts")
@@ -102,18 +99,6 @@ def _hidden(cases: Cases) -> str:
 
 
 # each learner beside the paper ---------------------------------------------------------------------------------------
-
-
-def printed(study: Study, calibrator: str, metric: str = "ece") -> float | None:
-    """The paper's number for the same dataset, learner and number of tasks, if it has one."""
-    settings = study.settings
-    table = {5: "grid", 10: "grid", 20: "tasks20"}.get(settings.n_tasks or 0)
-    if table is None or (settings.n_tasks == 5) != (settings.dataset == "cifar10"):
-        return None
-    named = ALL_DATA if calibrator == "vanilla" else calibrator
-    row = paper.find(table, dataset=settings.dataset, learner=settings.learner, calibrator=named)
-    value = None if row is None else row.metrics[metric]
-    return None if value is None else value[0]
 
 
 def beside_the_paper(found: Sequence[Source]) -> Iterator[str]:

@@ -68,7 +68,8 @@ def final(out: Path) -> None:
     folders = list[Path]()
     for world in FINAL:
         done = trained(out, world)
-        kept = [folder for folder in done if (STORED / "final" / f"{folder.name}.json").exists()]
+        names = [final_settings(world, learner).name for learner in LEARNERS]
+        kept = [name for name in names if (STORED / "final" / f"{name}.json").exists()]
         print(f"{world}: {len(done)} of {len(LEARNERS)} runs are trained, {len(kept)} measured before")
         if len(done) == len(LEARNERS):
             folders += done

@@ -37,12 +37,13 @@ FOLDER = "round-nine"
 ROUND_TEN = "round-ten"  # of `real_images`
 IMAGE = ROOT / "docs/images/pact-runs.svg"
 FORMS = ("PACT", "PACT-R")
+BENNETT = "PACT-R, Bennett"
 NO_OLD_DATA = (
     "Vanilla", "TS", "First-task TS", "T-CIL", "T-CIL and imbalance", "whole imbalance", "Prior2Posterior", "PACT",
 )  # fmt: skip
 RESERVE = (
     "replayed calibration", "balanced TS", "balanced group TS", "distance-aware TS", "BiC layer and T", "BCTS",
-    "vector scaling", "T and bias by the reserve alone", "PACT-R, Bennett", "PACT-R",
+    "vector scaling", "T and bias by the reserve alone", BENNETT, "PACT-R",
 )  # fmt: skip
 CORRECTED = ("BiC layer and T", "PACT, predictions too", "PACT-R, predictions too")
 OURS = tuple(f"{form}, centred" for form in FORMS)  # as `methods` calls the present form
@@ -51,7 +52,7 @@ MEASURED = {
     **{
         name: METHODS[name][1]
         for name in (*NO_OLD_DATA, *RESERVE, *rounds.ORACLES)
-        if name in METHODS and name not in FORMS
+        if name in METHODS and name not in (*FORMS, BENNETT)  # which have an earlier form under these names
     },
     **compared.METHODS,
     **{name: METHODS[name][1] for name in (*OURS, *(f"{name}, predictions too" for name in OURS), *_PARTS)},
@@ -90,8 +91,7 @@ def letters() -> list[dict[str, Any]]:
 def real() -> list[dict[str, Any]]:
     """The runs on real images of round eight, without what was measured there in an earlier form."""
     records = [record for record in rounds.stored(rounds.EIGHT) if record["about"]["dataset"] in small.TITLES]
-    earlier = "PACT-R, Bennett"
-    kept = [{**r, "scores": {name: own for name, own in r["scores"].items() if name != earlier}} for r in records]
+    kept = [{**r, "scores": {name: own for name, own in r["scores"].items() if name != BENNETT}} for r in records]
     return sorted(kept, key=small.place)
 
 

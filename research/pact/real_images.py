@@ -14,13 +14,12 @@ from torch import Tensor
 import tcil
 from research.beyond import Known
 from research.pact import confirmation, leads, measuring, rounds, small
-from research.pact.confirmation import FORMS, by_learner, by_metric, claimed, differences, parts_of_cifar100
+from research.pact.confirmation import BENNETT, FORMS, by_learner, by_metric, claimed, differences, parts_of_cifar100
 from research.pact.methods import EIGHTH, Labelled, Method, averaged_by_innovations, reserve_of, tracked
 from research.pact.tables import harms, world_of
 from research.pact.worlds import TENTH
 
 FOLDER = confirmation.ROUND_TEN
-BENNETT = "PACT-R, Bennett"
 
 
 def last_validation(known: Known) -> Labelled:

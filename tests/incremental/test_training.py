@@ -79,8 +79,29 @@ class TestTraining:
         assert not torch.equal(one.model.fc.weight, other.model.fc.weight)
 
 
+CHECKED = 2  # images, the first of a stage, on which it is checked whether networks can be folded
+
+
 class TestFrozenParts:
     """What the frozen parts of a stage compute (DER's extractors, teachers) is kept where an image has few views."""
+
+    @pytest.mark.parametrize("padding", [0, 1])
+    def test_networks_are_checked_for_folding_on_the_same_images_whatever_was_drawn(self, digits, padding):
+        data_set = dataclasses.replace(digits, padding=padding)
+        learner, data = two_tasks("wa", digits)
+        learner.begin_task(data)
+        stage = learner.stage("train", data, Schedule(3, 0.05, (), 2e-4), torch.Generator())
+        first = []
+
+        def beside(x):
+            first.append(x)
+            return stage.beside(x)
+
+        for seed in (1, 2):
+            generator = torch.Generator().manual_seed(seed)
+            _reader(dataclasses.replace(stage, beside=beside), Pixels(data_set), data_set.train, generator, 7)
+            assert torch.equal(first[0], Pixels(data_set).plain(data_set.train, stage.rows[:CHECKED]))
+            first.clear()
 
     @pytest.mark.parametrize(("flip", "views"), [(True, 2), (False, 1)])
     def test_second_stage_sees_every_image_once_where_nothing_is_cropped(self, digits, flip, views):
@@ -102,7 +123,7 @@ class TestFrozenParts:
         kept = reader()
         rows = stage.rows[torch.randperm(len(stage.rows), generator=torch.Generator().manual_seed(5))][:11]
         (read,) = kept(rows, slice(None))
-        assert sum(seen) == views * len(stage.rows)
+        assert sum(seen) == CHECKED + views * len(stage.rows)
         ways = [stage.embed(view) for view in Pixels(data_set).views(data_set.train, rows)]
         matches = torch.stack([(read - way).abs().amax(dim=1) < 1e-4 for way in ways])
         assert matches.any(dim=0).all()
@@ -140,7 +161,7 @@ class TestFrozenParts:
             assert torch.equal(x, pixels.augmented(data_set.train, rows, same)[2:9])
             assert torch.allclose(features, stage.beside(x), atol=1e-4)
         assert torch.equal(generator.get_state(), same.get_state())
-        assert sum(seen) == views * len(stage.rows)
+        assert sum(seen) == CHECKED + views * len(stage.rows)
 
         def trained(stage):
             learner.model.load_state_dict(start)

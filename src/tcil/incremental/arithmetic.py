@@ -120,18 +120,26 @@ def _check_autocast(precision: Precision, device: torch.device) -> None:
         raise invalid("precision", given, "fp32, or ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment")
 
 
+_CRASHES = {"SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT"}
+
+
 @cache
 def death_by(precision: Precision) -> str:
     """How a process ends that runs a layer in this precision on the CPU; empty where it lives.
 
-    Some virtual machines show AMX flags but trap its instructions, which oneDNN then uses: the process is killed.
+    Some virtual machines show AMX flags but trap its instructions, which oneDNN then uses: the process is killed. A
+    process that something else ends (Ctrl-C, a full memory) tells nothing of the processor.
     """
     if precision not in _TYPES:
         return ""
     kind = str(_TYPES[precision])
     code = f"import torch; torch.nn.Linear(64, 64).to({kind})(torch.ones(64, 64, dtype={kind}))"
-    ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=False).returncode  # nosec B603
-    return signal.Signals(-ended).name if ended < 0 else "an error" if ended else ""
+    command = [sys.executable, "-P", "-c", code]
+    ended = subprocess.run(command, capture_output=True, check=False, start_new_session=True).returncode  # nosec B603
+    if ended >= 0:
+        return "an error" if ended else ""
+    name = signal.Signals(-ended).name
+    return name if name in _CRASHES else ""
 
 
 @cache

@@ -193,6 +193,10 @@ def _reader(
     The frozen features are computed once for all epochs if `_kept` returns them.
     """
     embed, beside = stage.embed, stage.beside
+    if frozen := embed or beside:
+        # A network is folded if that leaves its answer to the first batch as it is: on every rank, and after every
+        # resume, the same images.
+        frozen(pixels.plain(part, stage.rows[:2]))
     kept = _kept(stage, pixels, part, batch_size)
     place = torch.full((len(part),), -1)
     place[stage.rows] = torch.arange(len(stage.rows))

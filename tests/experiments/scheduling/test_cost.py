@@ -67,6 +67,14 @@ class TestPasses:
         kept = passes("der", crop=0)[1]
         assert kept == pytest.approx({"train": 51_000 + 2 * 5_100 / 3, "finetune": 2 * 400 * 2 / 3})
 
+    @pytest.mark.parametrize(
+        ("more", "views"),
+        [({}, 10), ({"crop": 0}, 2), ({"dataset": "letters"}, 1), ({"dataset": "letters", "crop": 2}, 10)],
+    )
+    def test_a_teacher_sees_each_view_once_where_nothing_is_cropped(self, more, views):
+        """CIFAR-100 is cropped and mirrored unless told otherwise, letters are neither."""
+        assert passes("wa", **more)[1] == {"train": pytest.approx(51_000 + views * 5_100 / 3)}
+
     def test_online_and_without_gradients(self):
         """Online, each new image once with an exemplar beside it; class means only look at each new image."""
         online = passes("er", learner_options={"online": True})
@@ -123,6 +131,13 @@ def test_speeds():
             given_speed([wrong])
     with pytest.raises(ValueError, match="network: got 'resnet31'"):
         given_speed(["resnet31=5"])
+
+
+def test_a_precision_without_a_measured_speed_still_has_a_share_that_is_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "seconds_per_image", lambda *kind: float("nan"))
+    jobs = [Job(build({**SMALL, "network": name}), tmp_path, None) for name in ("resnet32", "small_resnet")]
+    share, left = Outlook(jobs).left(dict.fromkeys(jobs, ("queued", None)))
+    assert (share, left) == (0.0, None)
 
 
 def test_time_left_of_all_runs(tmp_path):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tcil.experiments.config.settings import build
+from tcil.experiments.scheduling import cost
 from tcil.experiments.scheduling.cost import Speed, passes_as_released
 from tcil.experiments.scheduling.plan import Planned, Standing, plan
+from tcil.incremental import arithmetic
 
 OWN = """
 from tcil.incremental.data.datasets import load_dataset
@@ -44,6 +46,32 @@ def test_missing_data_that_are_known_count_as_released():
     assert any(note.startswith("On the moon: about") for note in grid.notes)
     with pytest.raises(ValueError, match=r"network: got 'small_cnn' .* a network for images of shape \(3, 32, 32\)"):
         cells("cifar100")
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [({"classes": 500}, "classes"), ({"validation_pool": 60_000}, "validation"), ({"tasks": [60, 60]}, "tasks")],
+)
+def test_settings_that_cannot_run_have_no_cost_where_data_are_missing_either(more, named):
+    with pytest.raises(ValueError, match=f"{named}.*: got"):
+        plan([Planned(build({"preset": "cifar100", **more}))], None)
+
+
+def test_a_precision_that_this_processor_lacks_leaves_the_hours_of_another_machine(monkeypatch):
+    """The network may train there; here it has no time."""
+    monkeypatch.setattr(arithmetic, "death_by", lambda precision: "SIGILL" if precision == "bf16" else "")
+    monkeypatch.setattr(cost, "death_by", arithmetic.death_by)
+    cost.seconds_per_image.cache_clear()
+    for settings in (build({"preset": "cifar100-mini", "precision": "bf16"}), build({"precision": "bf16"})):
+        speed = Speed("the moon", {settings.network: 10.0}, "guessed")
+        grid = plan([Planned(settings)], None, speed)
+        assert grid.rows[0].cells[4].words == "unknown"
+        passes = grid.rows[0].cells[3].words
+        assert grid.notes[0].startswith(
+            f"1 training, {passes} image passes; this machine's processor does not train in"
+        )
+        assert any(note.startswith("On the moon: about") for note in grid.notes)
+    cost.seconds_per_image.cache_clear()
 
 
 def test_why_given_data_cannot_be_read_is_told(tmp_path):

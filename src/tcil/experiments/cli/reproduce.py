@@ -110,24 +110,24 @@ def reproduce(
         given = [word for flag, value in flags.items() if value is not None for word in _flag(flag, value)]
         given += [word for one in setting or [] for word in ("--set", one)]
         given += [word for one in kept or [] for word in ("--kept", str(one))]
-        output.console.print(_commands(name, schedule, given), markup=False, soft_wrap=True)
+        output.console.print(_commands(name, schedule, given, job), markup=False, soft_wrap=True)
 
 
 def _flag(name: str, value: object) -> list[str]:
     return [name] if value is True else [name, str(value)]
 
 
-def _commands(name: str, schedule: str, given: Sequence[str]) -> str:
+def _commands(name: str, schedule: str, given: Sequence[str], job: int | None) -> str:
     """The commands that run the plan on one machine and on several, with the options that say which runs they are."""
     words = shlex.join(["tcil", "reproduce", name, "--schedule", schedule, *given])
     words += " --data DIR --out RUNS --backup OTHER_DISK"
-    many = f"{words} --device cuda"
+    many, only = f"{words} --device cuda", "" if job is None else f" --job {job}"
     return "\n".join(
         [
             "To run it (docs/scale-out.md has more):",
-            f"  this machine, one run per core   {words} --on processes",
-            f"  one GPU, four runs at once       {many} --on processes --gpus-per-run 0.25",
-            f"  a Ray cluster                    {many} --on ray --ray-address auto --gpus-per-run 0.25",
+            f"  this machine, one run per core   {words}{only} --on processes",
+            f"  one GPU, four runs at once       {many}{only} --on processes --gpus-per-run 0.25",
+            f"  a Ray cluster                    {many}{only} --on ray --ray-address auto --gpus-per-run 0.25",
             f'  a Slurm array, --array=1-LAST    {many} --job "$SLURM_ARRAY_TASK_ID"',
             "  LAST is the number of the last run above. When all are done, draw them with --render.",
         ]

@@ -95,7 +95,8 @@ def _planned(needs: Sequence[tuple[int, Need]], runs: Mapping[str, StoredRun], o
 
     for number, need in needs:
         run = runs.get(need.settings.key)
-        trained = run is not None and _far_enough(need, run) and tasks_of(need.settings) >= len(run.tasks)
+        asked = 0 if run is None else min(need.until or len(run.tasks), len(run.tasks))
+        trained = run is not None and _far_enough(need, run) and tasks_of(need.settings) >= asked
         standing = Standing.FINISHED if satisfied(need, run) else Standing.TRAINED if trained else Standing.MISSING
         planned[need.settings.key] = Planned(need.settings, standing, number, need.until, tasks_of(need.settings))
         if need.full_data:

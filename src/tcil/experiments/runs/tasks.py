@@ -26,6 +26,8 @@ def make_stream(settings: RunSettings, dataset: Dataset) -> TaskStream:
         raise invalid("classes", f"{settings.classes}", f"at most {len(order)}, all of {dataset.name}")
     order = order[: settings.classes or len(order)]
     sizes = equal_sizes(len(order), settings.tasks) if isinstance(settings.tasks, int) else list(settings.tasks)
+    if sum(sizes) > len(order):
+        raise invalid("tasks", f"{sizes}", f"numbers of classes that sum to at most {len(order)}")
     if sizes[0] < 2:
         raise invalid("tasks", f"{sizes}", "at least two classes in the first task: with one there is nothing to tell")
     if not settings.memory:

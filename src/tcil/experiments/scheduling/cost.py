@@ -6,10 +6,13 @@ task takes (`Learner.passes`). Evaluation and calibration are not counted.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+
+import torch
 
 from tcil.experiments.config.settings import RunSettings
 from tcil.experiments.runs.store import RunFolder
@@ -18,20 +21,36 @@ from tcil.experiments.scheduling.job import Job
 from tcil.experiments.scheduling.status import Status
 from tcil.foundation.errors import invalid
 from tcil.incremental.arithmetic import Arithmetic, Precision, death_by
+from tcil.incremental.data.images import Dataset, ImageSet
 from tcil.incremental.data.layout import Layout
 from tcil.incremental.data.stream import equal_sizes
 from tcil.incremental.learners.base import TaskSize
 from tcil.incremental.learners.registry import learner_options, learner_type
 from tcil.incremental.networks import network_factory
 from tcil.incremental.placement import alone_seconds, step_seconds
-from tcil.incremental.pretrained.networks import input_shape
+from tcil.incremental.pretrained.networks import input_shape, is_pretrained
 
 LARGEST_BATCH, MOST_SECONDS = 64, 5.0  # of a measurement, about: an image of a larger batch takes as long
-# Classes, training images of a class, channels and pixels of a side, as released: enough to weigh runs by.
+
+
+@dataclass(frozen=True)
+class _Released:
+    """A dataset as it was released, without its images: enough to count and to weigh runs by."""
+
+    classes: int
+    per_class: int  # training images
+    channels: int
+    side: int
+    padding: int = 4
+    flip: bool = True
+
+
+_UNKNOWN = _Released(0, 100, 3, 32)
 _RELEASED = {
-    "digits": (10, 90, 1, 8), "noisy-digits": (10, 90, 1, 8), "cifar10": (10, 5000, 3, 32),
-    "cifar100": (100, 500, 3, 32), "tiny-imagenet": (200, 500, 3, 64), "letters": (20, 220, 1, 16),
-    "letters-large": (40, 220, 1, 16),
+    "digits": _Released(10, 90, 1, 8, 1, flip=False), "noisy-digits": _Released(10, 90, 1, 8, 0, flip=False),
+    "cifar10": _Released(10, 5000, 3, 32), "cifar100": _Released(100, 500, 3, 32),
+    "tiny-imagenet": _Released(200, 500, 3, 64), "letters": _Released(20, 220, 1, 16, 0, flip=False),
+    "letters-large": _Released(40, 220, 1, 16, 0, flip=False),
 }  # fmt: skip
 
 
@@ -110,8 +129,12 @@ class Passes:
         return done
 
 
-def count_passes(settings: RunSettings, sizes: Sequence[int], rows: Sequence[int]) -> Passes:
+def count_passes(
+    settings: RunSettings, sizes: Sequence[int], rows: Sequence[int], dataset: Dataset | None = None
+) -> Passes:
     """Image passes of a training, from the new classes and training images of each task, as its learner counts them.
+
+    The dataset, or what is known of it, says whether its images are cropped and mirrored.
 
     >>> from tcil.experiments.config.settings import build
     >>> er = build({"preset": "cifar100", "tasks": 2, "classes": 20, "memory": 200, "epochs": 10})
@@ -119,11 +142,15 @@ def count_passes(settings: RunSettings, sizes: Sequence[int], rows: Sequence[int
     ({'train': 49000.0}, {'train': 51000.0})
     """
     kind, options = learner_type(settings.learner), learner_options(settings.learner, settings.learner_options)
+    known = dataset or _RELEASED.get(settings.dataset, _UNKNOWN)
+    changes = not is_pretrained(settings.network)  # features of a backbone are neither cropped nor mirrored
+    crops = changes and (known.padding if settings.crop is None else settings.crop) != 0
+    mirrors = changes and known.flip
     tasks, seen = [], 0
     for task, (classes, new) in enumerate(zip(sizes, rows, strict=True)):
         share = share_of(settings, seen)[0] if seen else 0
-        crops, balanced = settings.crop != 0, share * (seen + classes)
-        tasks.append(kind.passes(TaskSize(task, new, share * seen, balanced, settings.epochs, crops), options))
+        size = TaskSize(task, new, share * seen, share * (seen + classes), settings.epochs, crops, mirrors)
+        tasks.append(kind.passes(size, options))
         seen += classes
     return Passes(tuple(tasks))
 
@@ -131,19 +158,33 @@ def count_passes(settings: RunSettings, sizes: Sequence[int], rows: Sequence[int
 def passes_as_released(settings: RunSettings) -> Passes:
     """The same without reading the data; a dataset that is not known counts as one of 100 images per class."""
     given = settings.tasks
-    unknown = (2 * given if isinstance(given, int) else sum(given), 100)
-    classes, images = _RELEASED.get(settings.dataset, unknown)[:2]
-    images = settings.train_per_class or images
+    known = _RELEASED.get(settings.dataset, _UNKNOWN)
+    classes = known.classes or (2 * given if isinstance(given, int) else sum(given))
+    images = settings.train_per_class or known.per_class
     sizes = equal_sizes(settings.classes or classes, given) if isinstance(given, int) else list(given)
     return count_passes(settings, sizes, [max(1, images * size - settings.validation_pool) for size in sizes])
 
 
 def released_shape(settings: RunSettings) -> tuple[int, int, int] | None:
     """The shape of an image of a known dataset, without reading it; None for others."""
-    if settings.dataset not in _RELEASED:
+    known = _RELEASED.get(settings.dataset)
+    if known is None:
         return None
-    *_, channels, side = _RELEASED[settings.dataset]
-    return channels, settings.image_side or side, settings.image_side or side
+    side = settings.image_side or known.side
+    return known.channels, side, side
+
+
+def as_released(settings: RunSettings) -> Dataset:
+    """A known dataset that is not there, with its labels and black images, in which settings can be checked."""
+    known, shape = _RELEASED[settings.dataset], released_shape(settings)
+    assert shape is not None
+
+    def part(per_class: int) -> ImageSet:
+        labels = torch.arange(known.classes).repeat_interleave(per_class)
+        return ImageSet(torch.zeros(1, *shape, dtype=torch.uint8).expand(len(labels), *shape), labels)
+
+    names, one = tuple(map(str, range(known.classes))), (1.0,) * known.channels
+    return Dataset(settings.dataset, part(known.per_class), part(1), names, one, one, known.padding, known.flip)
 
 
 @cache
@@ -283,4 +324,7 @@ def _weights(settings: Sequence[RunSettings]) -> list[float]:
              for one, shape in zip(settings, shapes, strict=True) if shape is not None]  # fmt: skip
     if len(kinds) < len(settings):
         return [1.0] * len(settings)
-    return [seconds_per_image(*kind) for kind in kinds] if len(set(kinds)) > 1 else [1.0] * len(kinds)
+    if len(set(kinds)) == 1:
+        return [1.0] * len(kinds)
+    measured = [seconds_per_image(*kind) for kind in kinds]
+    return measured if all(map(math.isfinite, measured)) else [1.0] * len(kinds)

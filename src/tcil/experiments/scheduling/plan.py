@@ -13,13 +13,13 @@ from tcil.experiments.reporting.collect import differences
 from tcil.experiments.reporting.grids import Cell, Grid, Row
 from tcil.experiments.runs.complete import check_names
 from tcil.experiments.runs.results import StoredSettings
-from tcil.experiments.runs.run import Run, check_network
+from tcil.experiments.runs.run import Run
 from tcil.experiments.runs.tasks import make_stream
 from tcil.experiments.scheduling.cost import (
     Passes,
     Speed,
+    as_released,
     count_passes,
-    passes_as_released,
     released_shape,
     seconds_per_image,
 )
@@ -28,7 +28,6 @@ from tcil.incremental.data.datasets import load_dataset
 from tcil.incremental.data.datasets.files import UnreadableData
 from tcil.incremental.data.images import Dataset
 from tcil.incremental.data.stream import TaskStream
-from tcil.incremental.networks import network_factory
 from tcil.incremental.pretrained.networks import is_pretrained
 
 COUNTED = (
@@ -65,6 +64,8 @@ def plan(
     """
     rows, seconds_in_all, passes_in_all, elsewhere = [], 0.0, 0.0, 0.0
     unread = ""  # why data could not be read
+    uncounted = False  # whether there are data of which nothing is known
+    impossible = set[str]()  # precisions in which this machine does not train
     measured: dict[str, float] = {}
     told = differences([StoredSettings.of(one.settings) for one in trainings])
     for one, difference in zip(trainings, told, strict=True):
@@ -76,7 +77,7 @@ def plan(
         shape = dataset.image_shape if dataset is not None else released_shape(settings)
         if one.standing is Standing.MISSING and shape is None:
             cells = ["to run", "", "data missing" if data is None else "no data", *["unknown"] * (len(cells) - 3)]
-            seconds_in_all = math.nan
+            uncounted = True
         elif one.standing is Standing.MISSING and shape is not None:
             whole = _passes(settings, dataset)
             passes = whole.first(one.until)
@@ -84,7 +85,9 @@ def plan(
             side, precision = shape[-1], settings.precision
             each = seconds_per_image(settings.network, settings.batch_size, shape, precision)
             kind = f"{settings.network} on {side}x{side}" + (f" in {precision}" if precision != "fp32" else "")
-            if not math.isnan(each):
+            if math.isnan(each):
+                impossible.add(precision)
+            else:
                 measured[kind] = 1 / each
             seconds = left * each
             seconds_in_all, passes_in_all = seconds_in_all + seconds, passes_in_all + left
@@ -99,15 +102,17 @@ def plan(
     missing = sum(one.standing is Standing.MISSING for one in trainings)
     counted = f"{missing} training{'' if missing == 1 else 's'}"
     cost = f"{passes_in_all:,.0f} image passes, about {clock(seconds_in_all)} one after another on this machine"
-    if math.isnan(seconds_in_all):
+    if uncounted:
         cost = f"image passes and time unknown, since data are missing: {_why(data, unread)}"
+    elif impossible:
+        cost = f"{passes_in_all:,.0f} image passes; this machine's processor does not train in {', '.join(impossible)}"
     lines = [f"{counted}, {cost}{'' if cost.endswith('.') else '.'} {COUNTED}"]
-    if unread and not math.isnan(seconds_in_all):
+    if unread and not uncounted:
         lines.append(f"Data are missing, so that images are counted as released: {_why(data, unread)}")
     if measured:
         speeds = ", ".join(f"{name} {number:,.{0 if number > 10 else 1}f}" for name, number in measured.items())
         lines.append(f"Images a second in a run on this machine, measured just now: {speeds}.")
-    if speed is not None and not math.isnan(seconds_in_all):
+    if speed is not None and not uncounted:
         lines.append(f"On {speed.where}: about {clock(elsewhere)}. Images a second: {speed.told} ({speed.source}).")
     if any(one.standing is Standing.TRAINED for one in trainings):
         lines.append("What is to calibrate or to analyse is not counted.")
@@ -121,13 +126,13 @@ def _why(data: Path | None, unread: str) -> str:
 
 
 def _passes(settings: RunSettings, dataset: Dataset | None) -> Passes:
-    """Image passes of a training; of data that are not there, as they were released."""
-    if dataset is None:
-        if not is_pretrained(settings.network):
-            check_network(settings.network, network_factory(settings.network), released_shape(settings) or ())
-        return passes_as_released(settings)
-    stream = stream_of(settings, dataset)
-    return count_passes(settings, [len(task.columns) for task in stream], [len(task.train) for task in stream])
+    """Image passes of a training; of data that are not there, as they were released.
+
+    They are the same in every precision, and another machine may train in one in which this one does not.
+    """
+    dataset = dataset or as_released(settings)
+    stream = stream_of(settings.model_copy(update={"precision": "fp32"}), dataset)
+    return count_passes(settings, [len(task.columns) for task in stream], [len(task.train) for task in stream], dataset)
 
 
 def stream_of(settings: RunSettings, dataset: Dataset) -> TaskStream:

@@ -172,6 +172,8 @@ class TaskSize:
     crops : bool
         Whether images are cropped at random. If not, an image has two forms only, plain and mirrored, and what a
         frozen part of the network or a teacher makes of them is computed once.
+    mirrors : bool, default True
+        Whether images are mirrored at random.
 
     Examples
     --------
@@ -187,6 +189,7 @@ class TaskSize:
     balanced: int
     epochs: int
     crops: bool
+    mirrors: bool = True
 
     @property
     def images(self) -> int:
@@ -195,7 +198,7 @@ class TaskSize:
 
     def frozen_passes(self, epochs: int) -> int:
         """How often a frozen part of the network sees each image in this many epochs."""
-        return epochs if self.crops else min(2, epochs)
+        return epochs if self.crops else min(2 if self.mirrors else 1, epochs)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,12 @@ def _memorised_exemplars(finished: FinishedRuns, edition: Edition) -> Answer | N
     if not accuracies:
         return None
     shown = ", ".join(f"{learner_title(learner)} {value:.1f} %" for learner, value in accuracies.items())
-    return Answer(shown, min(accuracies.values()) > 95, n_seeds(list(studies.values())), len(accuracies) == 2)
+    return Answer(
+        f"after the last task: {shown}",
+        min(accuracies.values()) > 95,
+        n_seeds(list(studies.values())),
+        len(accuracies) == 2,
+    )
 
 
 @check("exemplars_make_temperature_low", "below half of the optimal one with every seed")
