@@ -18,7 +18,7 @@ VARIANTS = {
 }
 # What is part of `make test`; the others are in `make test-slow`.
 IN_ALL_RUNS = {("er", "sgd"), ("er", "adam"), ("eeil", "sgd"), ("wa", "sgd"), ("der", "sgd"), ("der", "growing")}
-# A head that is clamped; features and a teacher's logits that are kept; a loss that is scaled; a parameter that comes and goes.
+# A head that is clamped; kept features and logits of a teacher; a scaled loss; a parameter that comes and goes.
 OTHERS = [
     ("wa", {"restrict_head": True}), ("der", {"crop": 0}), ("eeil", {"crop": 0}), ("er", {"precision": "fp16"}),
     ("bic", {"held_out": 0.3}),
