@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 from research import ROOT
 from research.overview.claims import claims
@@ -56,6 +57,13 @@ def main() -> None:
     """Write the page and its pictures."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     IMAGES.mkdir(parents=True, exist_ok=True)
+    for page, text in written().items():
+        replace_file(page, text.encode())
+        print(page.relative_to(ROOT))
+
+
+def written() -> dict[Path, str]:
+    """Both pages; their pictures are drawn."""
     found = sources()
     drawn = [source for source in found if source.name != MANY_TASKS]  # with two learners, it is a row of tables alone
     pages = {
@@ -65,9 +73,7 @@ def main() -> None:
         ],
         TABLES: [TABLES_HEAD, *of_regime(found), *task_by_task(drawn), *tables(found), *precisions()],
     }  # fmt: skip
-    for page, parts in pages.items():
-        replace_file(page, ("\n".join(parts).rstrip() + "\n").encode())
-        print(page.relative_to(ROOT))
+    return {page: "\n".join(parts).rstrip() + "\n" for page, parts in pages.items()}
 
 
 def forms() -> Iterator[str]:
