@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -114,7 +115,8 @@ class TestCalibratedTwice:
 
     def test_a_calibrator_of_the_calibrated_model_itself_is_accepted(self, task):
         once = tcil.TCIL().fit(task.model, task.memory, task.valid, task.new_classes).wrap(task.model).eval()
-        again = tcil.PerturbedTemperatureScaling(search="nelder-mead").fit(once, valid=task.valid)
+        with pytest.warns(tcil.CalibrationWarning, match=r"^model: it is calibrated already"):
+            again = tcil.PerturbedTemperatureScaling(search="nelder-mead").fit(once, valid=task.valid)
         twice = again.wrap(once)
         x = task.test[0][:4]
         with torch.no_grad():
@@ -303,6 +305,23 @@ def test_rows_out_of_range_beside_ordinary_ones():
         probs = scaling.wrap(nn.Identity(), dtype=dtype, force=True)(rows).exp().double()
         assert torch.allclose(probs, torch.eye(3)[[0, 0, 0]].double()), dtype
     assert scaling.wrap(nn.Identity(), force=True)(rows[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.Dropout(0.5)])
+def test_a_model_in_training_mode_says_so_once(layer):
+    """Its answers are others than those that the calibrator was fitted on, without an error."""
+    scaling = tcil.TemperatureScaling().fit(5 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 2]))
+    x = torch.randn(8, 4)
+    calibrated = scaling.wrap(nn.Sequential(layer, nn.Linear(4, 3)).train())
+    with pytest.warns(
+        tcil.CalibrationWarning, match=rf"^model: it is in training mode, in which {type(layer).__name__}"
+    ):
+        calibrated(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calibrated(x)
+        scaling.wrap(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).train())(x)  # answers as in evaluation mode
+        scaling.wrap(nn.Sequential(layer, nn.Linear(4, 3)).eval())(x)
 
 
 def test_wrapped_model_shares_the_network_and_its_mode(task):

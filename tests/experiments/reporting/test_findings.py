@@ -138,6 +138,11 @@ class TestOneStudy:
         )
         assert "; TS as well." in told(study({"vanilla": 3.0, "ts": 3.0, "optimal-ts": 2.5}))[0]
 
+    def test_without_the_network_as_trained(self):
+        """Then nobody knows whether calibration helps."""
+        first = told(study({"ts": 5.0, "pact": 3.0, "optimal-ts": 2.5}))[0]
+        assert first.endswith("; without calibration it is not known, since Vanilla was not run.")
+
     def test_without_an_oracle(self):
         first, floor, hidden = told(study({"vanilla": (20.0, 22.0, 25.0), "ts": 12.0}))
         assert first.endswith("without calibration it is 20.0 %; the oracle was not run.")
@@ -219,6 +224,8 @@ class TestSeveralStudies:
         assert hidden.startswith("What one temperature hides is not known")
         without = told(study({"vanilla": 20.0, "ts": 12.0}), nothing)[0]
         assert without == "TS has the lowest ECE of all calibrators in 1 of 2 studies; the oracle was not run."
+        unknown = told(study(USUAL), study({"ts": 3.0, "optimal-ts": 2.5}))[0]
+        assert "in 1 the ECE without calibration is not known, since Vanilla was not run" in unknown
         worse = study(USUAL | {"vanilla": 1.0})
         assert told(worse, worse)[0] == "No calibrator improves on the networks as trained in any of the 2 studies."
         assert "in 1 of 2 studies, in 1 none improves on the network as trained" in told(study(USUAL), worse)[0]

@@ -247,6 +247,10 @@ class TestReproduce:
             assert words[:4] == ["reproduce", "policies", "--schedule", "mini"]
             own = words[4 : words.index("--data")]
             assert sorted(own) == sorted(given)
+        assert "a Slurm array, --array=1-1 " in told
+        one = command(*words[: words.index("--data")], "--out", tmp_path, "--dry-run", "--job", "1")
+        assert one.count("--job 1 ") == 3
+        assert one.count('--job "$SLURM_ARRAY_TASK_ID"') == 1
         again = command(*words[: words.index("--data")], "--out", tmp_path, "--dry-run")
         assert [line.split("tcil ", 1)[1] for line in again.splitlines() if "tcil reproduce" in line] == lines
 

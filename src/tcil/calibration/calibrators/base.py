@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from tcil.calibration import storage
 from tcil.calibration.calibrators.fitted import FittedState, History, check_map, is_own
@@ -378,6 +379,8 @@ class Calibrator(Parameterised, ABC, Generic[Result]):
         if stored is not None and not self._has_weights_of(model):
             digest = stored.digest if isinstance(stored, UsedWeights) else stored
             advice = f"Fit again after every change of the weights{f', or {skip} to skip this check' if skip else ''}."
+            if any(isinstance(module, _BatchNorm) for module in model.modules()):
+                advice += " Batch norms change whenever the network is called in training mode."
             if returns_calibrated(model):
                 advice = "It is calibrated already: pass the network that was wrapped."
             elif any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tcil.calibration.calibrators.arguments import new_class_mask, warn_unless_ok
 from tcil.calibration.calibrators.fitted import History
 from tcil.calibration.calibrators.single_temperature import SingleTemperature
+from tcil.calibration.calibrators.wrapped import tell_of_calibrated
 from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.weights import UsedWeights
@@ -180,6 +181,7 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
         """
         self._check_options()
         statistics = _Statistics.read(history)
+        tell_of_calibrated(model)
         names, places = classes_and_columns(classes, columns)
         with random_state.preserved(valid), Classifier(model, device=self.device) as classifier:
             stream = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack, max_batches=max_batches)

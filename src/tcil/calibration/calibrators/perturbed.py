@@ -20,6 +20,7 @@ from tcil.calibration.calibrators.noise_levels import (
     nelder_mead_levels,
 )
 from tcil.calibration.calibrators.single_temperature import SingleTemperature
+from tcil.calibration.calibrators.wrapped import tell_of_calibrated
 from tcil.calibration.inputs.classifier import Classifier
 from tcil.calibration.inputs.examples import MAX_BATCHES, Examples, ExampleStream, Unpack
 from tcil.calibration.inputs.weights import UsedWeights
@@ -192,6 +193,7 @@ class PerturbedTemperatureScaling(SingleTemperature[PerturbedResult]):
         self._check_options()
         if valid is None:
             raise missing_valid()
+        tell_of_calibrated(model)
         names, places = classes_and_columns(classes, columns)
         with random_state.preserved(valid):
             stream = ExampleStream(valid, "valid", batch_size=self.batch_size, unpack=unpack, max_batches=max_batches)

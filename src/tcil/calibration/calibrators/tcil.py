@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tcil.calibration.calibrators.arguments import missing_valid, positive
 from tcil.calibration.calibrators.single_temperature import SingleTemperature
+from tcil.calibration.calibrators.wrapped import tell_of_calibrated
 from tcil.calibration.exemplars import (
     BATCH_SIZE,
     Exemplars,
@@ -335,6 +336,7 @@ class TCIL(SingleTemperature[TCILResult]):
         self._check_options()
         if valid is None:
             raise missing_valid()
+        tell_of_calibrated(model)
         new = as_new_classes(new_classes)
         names, places = classes_and_columns(classes, columns)
         with random_state.preserved(memory, valid):

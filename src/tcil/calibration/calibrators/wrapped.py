@@ -6,13 +6,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from tcil.calibration.calibrators.maps import CalibrationMap, copied, full_precision
 from tcil.calibration.inputs.classifier import as_taken
 from tcil.calibration.inputs.features import FeatureSource, select_logits
 from tcil.calibration.inputs.weights import unwrap
 from tcil.foundation.arrays import at_least_float32, pick_columns
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, warn
 
 
 class CalibratedModel(nn.Module):
@@ -75,6 +77,7 @@ class CalibratedModel(nn.Module):
         self._in_order = columns is None or columns == tuple(range(len(columns)))
         self._source = source
         self._first_weight = _first_weight(model)
+        self._told_of_training = False
         self.training = self.calibration.training = model.training
 
     def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Tensor:
@@ -100,6 +103,8 @@ class CalibratedModel(nn.Module):
                 advice = "Pass the network that it was fitted on, or fit a new calibrator."
             expected = f"{self._head_width or n_classes}, as the calibrator was fitted on"
             raise invalid("model", f"{width} logits", expected, advice)
+        if self.training and not self._told_of_training:
+            self._tell_of_training()
         picked = logits if self._in_order and width == n_classes else pick_columns(logits, n_classes, self._columns)
         if not torch.is_autocast_enabled(logits.device.type):
             return self._calibrated(calibration, picked, features)
@@ -113,6 +118,18 @@ class CalibratedModel(nn.Module):
             answer = cast(Tensor, calibration(logits, features))
         return answer.float() if calibration.dtype == torch.float32 != answer.dtype else answer
 
+    def _tell_of_training(self) -> None:
+        """Warn once if a layer answers in another way than it did when the calibrator was fitted."""
+        self._told_of_training = True
+        changing = next(
+            (m for m in self.model.modules() if m.training and isinstance(m, (_BatchNorm, _DropoutNd))), None
+        )
+        if changing is not None:
+            warn(
+                f"model: it is in training mode, in which {type(changing).__name__} answers in another way than in fit"
+                " (and a batch norm changes with every call). Call .eval() on the calibrated model before you use it."
+            )
+
     def _weights_dtype(self) -> torch.dtype | None:
         """The current type of the network's first weight; None if there is none."""
         if self._first_weight is None:
@@ -120,6 +137,15 @@ class CalibratedModel(nn.Module):
         module, name = self._first_weight
         weight = getattr(module, name, None)
         return weight.dtype if isinstance(weight, Tensor) else None
+
+
+def tell_of_calibrated(model: nn.Module) -> None:
+    """Warn of a fit on a model that is calibrated already."""
+    if returns_calibrated(model):
+        warn(
+            "model: it is calibrated already (the result of wrap), so that the fit is one of its calibrated answers."
+            " Pass the network that was wrapped, the attribute .model, unless you mean to calibrate twice."
+        )
 
 
 def returns_calibrated(model: nn.Module) -> bool:

@@ -70,7 +70,7 @@ def reproduce(
     render: Annotated[bool, typer.Option("--render", help="draw from finished runs, train nothing")] = False,
 ) -> None:
     """Reproduce a table, figure or claim of the paper: run, resume or reuse its trainings, and show both results."""
-    from tcil.experiments.reproduction.artifacts import ARTIFACTS, artifacts_named
+    from tcil.experiments.reproduction.artifacts import ARTIFACTS, all_needs, artifacts_named
 
     if name == "list":
         for artifact in ARTIFACTS.values():
@@ -91,7 +91,7 @@ def reproduce(
     only = "plan" if dry_run else "render" if render else ""
     resources = place.resources()
     check_report_place(report, "report")
-    if not (overwrite or dry_run):
+    if not (overwrite or dry_run or job is not None):  # one run draws nothing
         check_replaced(report, {PAPER}, "report")
     check_place(out)
     if backup is not None:
@@ -110,14 +110,16 @@ def reproduce(
         given = [word for flag, value in flags.items() if value is not None for word in _flag(flag, value)]
         given += [word for one in setting or [] for word in ("--set", one)]
         given += [word for one in kept or [] for word in ("--kept", str(one))]
-        output.console.print(_commands(name, schedule, given, job), markup=False, soft_wrap=True)
+        output.console.print(
+            _commands(name, schedule, given, job, len(all_needs(artifacts, chosen))), markup=False, soft_wrap=True
+        )
 
 
 def _flag(name: str, value: object) -> list[str]:
     return [name] if value is True else [name, str(value)]
 
 
-def _commands(name: str, schedule: str, given: Sequence[str], job: int | None) -> str:
+def _commands(name: str, schedule: str, given: Sequence[str], job: int | None, last: int) -> str:
     """The commands that run the plan on one machine and on several, with the options that say which runs they are."""
     words = shlex.join(["tcil", "reproduce", name, "--schedule", schedule, *given])
     words += " --data DIR --out RUNS --backup OTHER_DISK"
@@ -128,7 +130,7 @@ def _commands(name: str, schedule: str, given: Sequence[str], job: int | None) -
             f"  this machine, one run per core   {words}{only} --on processes",
             f"  one GPU, four runs at once       {many}{only} --on processes --gpus-per-run 0.25",
             f"  a Ray cluster                    {many}{only} --on ray --ray-address auto --gpus-per-run 0.25",
-            f'  a Slurm array, --array=1-LAST    {many} --job "$SLURM_ARRAY_TASK_ID"',
-            "  LAST is the number of the last run above. When all are done, draw them with --render.",
+            f'  {f"a Slurm array, --array=1-{last}":33}{many} --job "$SLURM_ARRAY_TASK_ID"',
+            "  When all are done, draw them with --render.",
         ]
     )

@@ -235,7 +235,7 @@ def _nearest(known: Facts) -> str:
             f"No calibrator improves on the network as trained: its ECE is {trained.percent}{beside}"
             f" ({over}{_seeds(known)}); {best}."
         )
-    without = f"; without calibration it is {trained.percent}" if trained is not None else ""
+    without = f"; without calibration it is {trained.percent if trained is not None else _NOT_COMPARED}"
     if oracle is None:
         return (
             f"{nearest.title} has the lowest ECE, {nearest.percent} ({over}{_seeds(known)}){without}{_alike(known)};"
@@ -344,6 +344,9 @@ def _nearest_of_several(known: Sequence[Facts]) -> str:
     return f"{counted} {_left_out(guess)}" if guess else counted
 
 
+_NOT_COMPARED = "not known, since Vanilla was not run"
+
+
 def _left_out(guess: int) -> str:
     studies = "1 study is" if guess == 1 else f"{guess} studies are"
     return f"{studies} not counted, because some of the networks are no better than guessing."
@@ -360,6 +363,9 @@ def _counted(known: Sequence[Facts]) -> str:
     won = Counter(level.title for level in better).most_common()
     won.sort(key=lambda pair: (-pair[1], _mean_of(pair[0], known)))
     told = [f"{title} in {count}" for title, count in won]
+    alone = sum(one.as_trained is None and one.nearest is not None for one in known)
+    if alone:
+        told.append(f"in {alone} the ECE without calibration is {_NOT_COMPARED}")
     if len(better) < len(answers):
         told.append(f"in {len(answers) - len(better)} none improves on the network as trained")
     first = f"{won[0][0]} has the lowest ECE of all calibrators in {won[0][1]} of {len(known)} studies"
