@@ -167,3 +167,14 @@ def test_unequal_classes_are_another_run_and_equal_ones_the_same():
     assert plain.key == equal.key != unequal.key
     with pytest.raises(ValueError, match=r"smallest_class: got 0"):
         build({"preset": "letters", "smallest_class": 0})
+
+
+@pytest.mark.parametrize(("name", "value"), [("learner", ["er", "der"]), ("dataset", ["digits"]), ("seed", [1, 2])])
+def test_several_of_what_is_one_say_where_they_go(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}: got \[.*\]; expected one\. Several go under {name}s\.$"):
+        expand({name: value})
+
+
+def test_a_number_where_a_list_belongs_is_told_so():
+    with pytest.raises(ValueError, match=r"^milestones: got 10; expected a list, such as \[10, 15\]\.$"):
+        build({"milestones": 10})

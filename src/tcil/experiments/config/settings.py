@@ -236,6 +236,8 @@ def explain(error: ValidationError) -> str:
         elif entry["type"] == "extra_forbidden":
             advice = nearest(key, [*RunSettings.model_fields, "seeds", "learners", "datasets", "preset"])
             lines.append(f"{key}: got {shown(entry['input'])}; there is no such setting. {advice}".rstrip())
+        elif entry["type"] == "tuple_type":
+            lines.append(f"{key}: got {shown(entry['input'])}; expected a list, such as [10, 15].")
         else:
             lines.append(f"{key}: got {shown(entry['input'])}; {message}.")
     return "\n".join(lines)
@@ -273,6 +275,8 @@ def expand(values: Mapping[str, Any], wins: Collection[str] = ()) -> list[RunSet
                 given = f"{shown(rest[one])} and {shown(rest[several])}"
                 raise invalid(f"{one} and {several}", given, "one of the two")
             del rest[several if one in wins else one]
+        if isinstance(rest.get(one), list):
+            raise invalid(one, shown(rest[one]), "one", f"Several go under {several}.")
     grid = {name: rest.pop(f"{name}s") for name in ("dataset", "learner", "seed") if f"{name}s" in rest}
     runs: list[dict[str, Any]] = [rest]
     for name, choices in grid.items():
