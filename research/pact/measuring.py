@@ -20,7 +20,7 @@ import tcil
 from research import ROOT
 from research.beyond import Known, fit_on, oracle
 from research.pact.methods import BASES, METHODS, OURS, Method, log_spread, reserve_of
-from research.pact.worlds import LEARNERS, RESERVED, data_folder, trained
+from research.pact.worlds import LEARNERS, RESERVED, datasets_folder, trained
 from tcil.calibration.calibrators.pact import PACTEvidence
 from tcil.calibration.calibrators.pact import evidence as pieces
 from tcil.calibration.calibrators.tcil import TCILEvidence
@@ -83,7 +83,7 @@ def walk(folder: Path) -> tuple[dict[str, Any], Iterable[Walked]]:
     """What a run is, and each task of it with T-CIL's evidence; of a run that went no further, its first tasks."""
     results = RunFolder(folder).read_results()
     n_tasks = None if results is None else len(results.tasks)
-    run = open_run(folder, data=data_folder(), tell=print)
+    run = open_run(folder, data=datasets_folder(), tell=print)
     about = {key: getattr(run.settings, key) for key in _ABOUT}
 
     def tasks() -> Iterable[Walked]:

@@ -60,8 +60,8 @@ def final_settings(world: str, learner: str, reserve: int = RESERVED) -> RunSett
     )  # fmt: skip
 
 
-def data_folder() -> Path | None:
-    """Where CIFAR-100 is: the folder that TCIL_DATA names."""
+def datasets_folder() -> Path | None:
+    """Where datasets are that letters are not: the folder that TCIL_DATA names."""
     named = os.environ.get("TCIL_DATA")
     return Path(named) if named else None
 
@@ -79,5 +79,5 @@ def train(
     for world in worlds:
         for learner in learners:
             settings = final_settings(world, learner, reserve)
-            Run(settings, out / settings.name, data=data_folder()).execute(["vanilla"])
+            Run(settings, out / settings.name, data=datasets_folder()).execute(["vanilla"])
             print(f"{world} {learner} reserve {reserve}: trained", flush=True)
