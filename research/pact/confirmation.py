@@ -232,8 +232,8 @@ SHOWN = {"TS": "#b8860b", "T-CIL": "#2a9d8f", "PACT": "#1f4e9c", "PACT-R": "#d14
 def draw() -> None:
     """Every final run of the present form as a point: pooled ECE less that of the oracle temperature."""
     panels = {
-        "letters, six worlds": letters(),
-        "20 or 28 classes of CIFAR-100, three worlds": parts_of_cifar100(),
+        "letters": letters(),
+        "20 or 28 classes of CIFAR-100": parts_of_cifar100(),
         "CIFAR and Tiny-ImageNet, all classes": real(),
     }
     panels = {title: records for title, records in panels.items() if records}
@@ -286,7 +286,8 @@ def overview() -> list[str]:
         if records:
             cells = [f"{_over_learners(records, name, 'pooled'):.1f}" for name in shown]
             groups = [f"{_over_learners(records, name, 'group'):.1f}" for name in (*FORMS, "Optimal group TS")]
-            harm = f"{harmful_large(records, FORMS[0])} of {len(_large(records))}"
+            large_ones = len(_large(records))
+            harm = f"{harmful_large(records, FORMS[0])} of {large_ones}" if large_ones else ""
             lines.append(f"| {title} | {len(records)} | {' | '.join([*cells, *groups])} | {harm} |")
     return lines
 
