@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from research.pact import compared, leads, methods, real_images
+from tcil.calibration.exemplars import LogitSpread
 from tcil.results import PACTEvidence
 
 OLD, CLASSES, IMBALANCE = 2, 4, 5.0
@@ -117,3 +118,12 @@ def test_surprises_twice_as_large_as_claimed_widen_the_belief(known, monkeypatch
         told.append((known.memory["belief"].log_temperature_error, known.memory["belief"].bias_error))
     factors = math.sqrt((4 + 16) / 8), math.sqrt((4 + 32) / 12)
     assert told == [pytest.approx((0.2 * factor, 0.4 * factor)) for factor in factors]
+
+
+def test_before_any_evidence_the_temperature_is_a_share_of_the_spread_and_the_bias_half_of_the_imbalance(known):
+    known.evidence.spread = LogitSpread(math.log(4.0), per_class=1e9)
+    known.evidence.result.target = None
+    real_images.before_evidence(known)
+    belief, constants = known.memory["belief"], methods.EIGHTH
+    assert belief.log_temperature == pytest.approx(math.log(constants.spread_ratio * 4) + constants.spread_step)
+    assert belief.bias == pytest.approx(math.log(IMBALANCE) / 2)

@@ -66,7 +66,7 @@ TITLES = {
     "pooled": "ECE", "debiased": "debiased ECE", "smooth": "smooth ECE", "group": "ECE by group", "nll": "NLL",
     "brier": "Brier score", "calibration": "its calibration part", "refinement": "the rest of it", "aurc": "AURC",
 }  # fmt: skip
-DRAWS = 10_000
+DRAWS, FEWEST = 10_000, 3  # of an interval: draws, and runs
 Records = Sequence[dict[str, Any]]
 
 
@@ -202,10 +202,11 @@ def differences(records: Records) -> list[str]:
 
 
 def claimed(records: Records) -> list[str]:
-    """The root mean square of error / claimed error by learner, with intervals that resample its runs."""
+    """The root mean square of error / claimed error by learner, and intervals that resample its runs."""
     names = learners(records)
     lines = [
-        "**RMS of error / claimed error, 95 % intervals over runs; the goal is that each covers 1**", "",
+        f"**RMS of error / claimed error; of {FEWEST} runs or more with 95 % intervals that resample them; the goal is"
+        " that each covers 1**", "",
         "| form | of | " + " | ".join(name.upper() for name in names) + " |", "|" + "---|" * (len(names) + 2),
     ]  # fmt: skip
     for form in FORMS:
@@ -213,6 +214,9 @@ def claimed(records: Records) -> list[str]:
             cells = list[str]()
             for name in names:
                 squares = [rms(ratio_errors([record], form, which)) ** 2 for record in of_learner(records, name)]
+                if len(squares) < FEWEST:
+                    cells.append(f"{np.sqrt(np.mean(squares)):.2f}")
+                    continue
                 low, high = _interval(lambda drawn: float(np.sqrt(np.mean(drawn))), squares)
                 cells.append(f"{np.sqrt(np.mean(squares)):.2f} ({low:.2f} to {high:.2f})")
             lines.append(f"| {form} | {what} | {' | '.join(cells)} |")
@@ -233,7 +237,7 @@ def draw() -> None:
     """Every final run of the present form as a point: pooled ECE less that of the oracle temperature."""
     panels = {
         "letters": letters(),
-        "20 or 28 classes of CIFAR-100": parts_of_cifar100(),
+        "a part of CIFAR-100": parts_of_cifar100(),
         "CIFAR and Tiny-ImageNet, all classes": real(),
     }
     panels = {title: records for title, records in panels.items() if records}
@@ -271,7 +275,7 @@ def overview() -> list[str]:
         (large if small.is_large(record) else few).append(record)
     rows = {
         "letters": fresh(),
-        "20 or 28 classes of CIFAR-100": parts_of_cifar100(),
+        "a part of CIFAR-100": parts_of_cifar100(),
         "CIFAR-100, Tiny-ImageNet": large,
         "CIFAR-10": few,
         "other settings": sizes.stored(sizes.FOLDER),

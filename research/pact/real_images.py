@@ -15,9 +15,10 @@ import tcil
 from research.beyond import Known
 from research.pact import confirmation, leads, measuring, rounds, small
 from research.pact.confirmation import BENNETT, FORMS, by_learner, by_metric, claimed, differences, parts_of_cifar100
-from research.pact.methods import EIGHTH, Labelled, Method, averaged_by_innovations, reserve_of, tracked
+from research.pact.methods import EIGHTH, Labelled, Method, averaged_by_innovations, believed, reserve_of, tracked
 from research.pact.tables import harms, world_of
 from research.pact.worlds import TENTH
+from tcil.calibration.calibrators.pact import PACTFilter
 
 FOLDER = confirmation.ROUND_TEN
 
@@ -35,6 +36,13 @@ def with_last_validation(known: Known) -> Tensor:
     return found
 
 
+def before_evidence(known: Known) -> Tensor:
+    """What PACT believes before any evidence: T a fixed share of the spread, b half of log(imbalance)."""
+    log_imbalance = known.log_imbalance if known.old else None
+    state = PACTFilter.of(None, log_imbalance, known.evidence.result.target, EIGHTH, known.evidence.spread)
+    return believed(known, state.as_evidence("all"), [0.0])
+
+
 WITHOUT_OFFSET = replace(EIGHTH, surrogate_offset=1e-3, offset_drift=1e-4, surrogate_bias_error=0.7)
 LEADS: dict[str, Method] = {
     BENNETT: leads.BENNETT,
@@ -44,6 +52,7 @@ LEADS: dict[str, Method] = {
     "PACT-R, the last task's validation images": with_last_validation,
     "PACT, without the surrogate's offset": tracked(constants=WITHOUT_OFFSET, spread="level"),
     "PACT, posterior average by its surprises": averaged_by_innovations,
+    "PACT before any evidence": before_evidence,
 }
 MEASURED = {**confirmation.MEASURED, **LEADS}
 

@@ -20,6 +20,7 @@ FOLDERS = (
     "round-seven",
     "round-eight",
     "round-nine",
+    "round-ten",
 )
 
 
