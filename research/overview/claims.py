@@ -123,11 +123,14 @@ def reasons(found: Sequence[Source]) -> Iterator[str]:
             f" {(small.percent('wa', 't-cil') or 0.0) - (small.percent('wa', 'vanilla') or 0.0):+.1f} points with the"
             f" small network, and by {gap:+.1f} here."
         )
+    with_eeil = large.by_learner.get("eeil")
+    beside = f", {ece(large, 'eeil', 't-cil')} with the paper's network" if with_eeil is not None else ""
+    beside += f" ({tasks_of(with_eeil)})" if with_eeil is not None and not with_eeil.whole else ""
     yield (
-        f"- **EEIL.** T-CIL's error is {ece(small, 'eeil', 't-cil')}, and {ece(small, 'er', 't-cil')} with ER; the"
-        " paper has 10.3 and 5.7. The runs of `small` have the paper's 30 epochs of tuning, so that its length is not"
-        " the reason; weight decay and the length of the stream were tested, and do not explain why EEIL's is so much"
-        f" larger there ({LEARNERS_PAGE})."
+        f"- **EEIL.** T-CIL's error is {ece(small, 'eeil', 't-cil')}{beside}, and with ER {ece(small, 'er', 't-cil')}"
+        f" and {ece(large, 'er', 't-cil')}; the paper has 10.3 and 5.7. The runs have the paper's 30 epochs of tuning,"
+        " so that its length is not the reason; weight decay and the length of the stream were tested, and do not"
+        f" explain why EEIL's is so much larger there ({LEARNERS_PAGE})."
     )
     yield from _perturb_ts(large)
     yield from push(large)
