@@ -10,6 +10,7 @@ import numpy as np
 
 from research.overview.claims import answers
 from research.overview.sources import OF_THE_PAPER, TITLES, Source, official, printed, tasks_of
+from research.overview.tables import unfinished
 from research.regime import LEAST_MEMORISED
 from tcil.experiments.reproduction.checks import Agreement
 from tcil.experiments.reproduction.schedules import LEARNERS
@@ -46,8 +47,9 @@ def summary(found: Sequence[Source]) -> Iterator[str]:
         f" points on average and PACT {np.mean(oracle):+.1f} (from {min(oracle):+.1f} to {max(oracle):+.1f})."
     )
     yield f"- **One temperature hides a difference.** {_hidden(cases)}"
+    parts = "".join(f", and a part of `{name}`" for name in unfinished())
     yield (
-        "- **Not run**: the paper's schedule of 200 epochs, and a part of `compact` and `small`:"
+        f"- **Not run**: the paper's schedule of 200 epochs{parts}:"
         " [what is missing](#what-was-run-and-what-is-missing)."
     )
     yield (
