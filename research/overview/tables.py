@@ -150,13 +150,14 @@ def coverage() -> Iterator[str]:
 def unfinished() -> list[str]:
     """The CPU schedules of which a run is missing, as commands have them."""
     schedules = {"small": ("small", editions("small")), "compact --precision bf16": ("compact", BF16)}
-    missing = list[str]()
-    for name, (folder, own) in schedules.items():
-        runs = {run.path.name.partition(".")[0]: run for run in runs_in(folder)}
-        needs = all_needs(list(ARTIFACTS.values()), own)
-        if not all(satisfied(need, runs.get(need.settings.name)) for need in needs):
-            missing.append(name)
-    return missing
+    return [name for name, (folder, own) in schedules.items() if not all(done for *_, done in _progress(folder, own))]
+
+
+def _progress(folder: str, own: Sequence[Edition]) -> list[tuple[Need, StoredRun | None, bool]]:
+    """Each run of a schedule, as far as it is kept, and whether that is all of it."""
+    runs = {run.path.name.partition(".")[0]: run for run in runs_in(folder)}
+    needs = [(need, runs.get(need.settings.name)) for need in all_needs(list(ARTIFACTS.values()), own)]
+    return [(need, run, satisfied(need, run)) for need, run in needs]
 
 
 def _keys(own: Sequence[Edition]) -> set[str]:
@@ -171,16 +172,14 @@ def _both(need: Need) -> Iterator[RunSettings]:
 
 
 def _covered(schedule: str, own: Sequence[Edition], option: str) -> Iterator[str]:
-    needs = all_needs(list(ARTIFACTS.values()), own)
-    runs = {run.path.name.partition(".")[0]: run for run in runs_in(schedule)}
-    found = [runs.get(need.settings.name) for need in needs]
-    whole = [satisfied(need, run) for need, run in zip(needs, found, strict=True)]
-    hours = sum(map(_hours, filter(None, found)))
-    yield f"**`{schedule}{option}`**: {sum(whole)} of {len(needs)} runs, {hours:.1f} hours.\n"
+    progress = _progress(schedule, own)
+    hours = sum(_hours(run) for _, run, _ in progress if run is not None)
+    finished = sum(done for *_, done in progress)
+    yield f"**`{schedule}{option}`**: {finished} of {len(progress)} runs, {hours:.1f} hours.\n"
     yield "| job | run | tasks done | hours |\n|---:|---|---|---:|"
-    for number, (need, run, done) in enumerate(zip(needs, found, whole, strict=True), start=1):
+    for number, (need, run, done) in enumerate(progress, start=1):
         yield f"| {number} | {_told(need)} | {_done(need, run, done)} | {f'{_hours(run):.1f}' if run else ''} |"
-    missing = [str(number) for number, done in enumerate(whole, start=1) if not done]
+    missing = [str(number) for number, (*_, done) in enumerate(progress, start=1) if not done]
     if missing:
         yield (
             f"\nThe missing ones: `tcil reproduce all --schedule {schedule}{option} --data DIR --out RUNS --kept"
