@@ -42,12 +42,12 @@ ORIGIN = """## Where these numbers come from
 
 Written by `make results` from the JSON files under `docs/results/`; the paper's numbers are those it prints. All runs
 were made by this project on two shared CPU cores. Unless a table says otherwise, numbers are means over tasks, and then
-over seeds. The runs on 20 classes of CIFAR-100 are those of version 0.2.0: their learners ([what has
-changed](learners.md)) and their PACT are of that version.
+over seeds. Learners are as [described](learners.md); runs on 20 classes of CIFAR-100 with the learners of version 0.2.0
+are [on a page of their own](results-short.md), and count in nothing here.
 
-**PACT was developed on runs of this page** (13 of the 20 on letters, and those of 20 classes): [the page on
-PACT](pact.md) has runs that were not looked at. Not all runs have PACT in [its present form](pact.md#results);
-[the others](pact-history.md#which-page-shows-which-form) have an earlier one.
+**PACT was developed on runs of this page** (13 of the 20 on letters): [the page on PACT](pact.md) has runs that were
+not looked at. Not all runs have PACT in [its present form](pact.md#results); [the
+others](pact-history.md#which-page-shows-which-form) have an earlier one.
 
 - PACT in its present form, the authors' checkpoints: all.
 """
@@ -68,7 +68,7 @@ def written() -> dict[Path, str]:
     drawn = [source for source in found if source.name != MANY_TASKS]  # with two learners, it is a row of tables alone
     pages = {
         PAGE: [
-            HEAD, *summary(found), *beside_the_paper(found), *questions(drawn), *claims(found), ORIGIN.rstrip(),
+            HEAD, *summary(found), *questions(drawn), *beside_the_paper(found), *claims(found), ORIGIN.rstrip(),
             *forms(), *coverage(),
         ],
         TABLES: [TABLES_HEAD, *of_regime(found), *task_by_task(drawn), *tables(found), *precisions()],

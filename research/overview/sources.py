@@ -25,7 +25,7 @@ TITLES = {
     "vanilla": "Vanilla", "ts": "TS", "ets": "ETS", "irm": "IRM", "t-cil": "T-CIL", "pact": "PACT (ours)",
     "optimal-ts": "Optimal TS (oracle)",
 }  # fmt: skip
-MANY_TASKS, PART = "CIFAR-100, 20 tasks", "20 classes of CIFAR-100"
+MANY_TASKS = "CIFAR-100, 20 tasks"
 OF_THE_PAPER = ("vanilla", "ts", "ets", "irm", "perturb-ts")  # what T-CIL is compared with there
 # `compact` was trained in bf16, which takes half the time on the machine that had it, and before in fp32 in part.
 BF16, FP32 = editions("compact", changes={"precision": "bf16"}), editions("compact")
@@ -35,12 +35,18 @@ BF16, FP32 = editions("compact", changes={"precision": "bf16"}), editions("compa
 class Source:
     """Runs of several learners on the same data; `developed`: PACT was developed on some of them."""
 
-    name: str
+    data: str
+    schedule: str
     network: str
     what: str
     command: str
     by_learner: Mapping[str, Study]
     developed: bool = False
+
+    @property
+    def name(self) -> str:
+        """The data, and the network if it is the paper's."""
+        return f"{self.data}, {self.network}" if self.schedule == "compact" else self.data
 
     @property
     def described(self) -> str:
@@ -60,10 +66,9 @@ class Source:
 
 
 def sources() -> list[Source]:
-    """What was run: the schedules `compact` and `small`, letters, and 20 classes of CIFAR-100 as in version 0.2.0."""
+    """What was run: the schedules `compact` and `small`, and letters."""
     schedules: dict[str, tuple[str, list[Edition]]] = {
         "bf16": ("compact", BF16), "fp32": ("compact", FP32), "small": ("small", editions("small")),
-        "short-0.2": ("runs", editions("short-0.2")),
     }  # fmt: skip
     runs = {name: FinishedRuns(own, runs_in(folder)) for name, (folder, own) in schedules.items()}
 
@@ -78,28 +83,28 @@ def sources() -> list[Source]:
         known = {learner: [own[learner] for own in both if learner in own] for learner in LEARNERS}
         return {learner: max(own, key=lambda study: study.n_tasks) for learner, own in known.items() if own}
 
-    by_name = {study.settings.learner: study for study in studies(shown(runs_in("letters")))}
-    letters = {learner: by_name[learner] for learner in LEARNERS if learner in by_name}
     command = "tcil reproduce all --schedule {} --data DIR".format
 
-    def large(name: str, what: str, own: dict[str, Study]) -> Source:
+    def large(data: str, what: str, own: dict[str, Study]) -> Source:
         option = " --precision bf16" if any(study.settings.precision == "bf16" for study in own.values()) else ""
-        return Source(name, "ResNet-32", what, command("compact") + option, own)
+        return Source(data, "compact", "ResNet-32", what, command("compact") + option, own)
 
+    def small(data: str, what: str, own: dict[str, Study]) -> Source:
+        return Source(data, "small", "small ResNet", what, command("small"), own)
+
+    by_name = {study.settings.learner: study for study in studies(shown(runs_in("letters")))}
+    letters = {learner: by_name[learner] for learner in LEARNERS if learner in by_name}
     drawn = "tcil run --preset letters --learner LEARNER --seeds 2,3,4,5,6 --no-full-data"
     ten, twenty = "10 tasks of 10 classes, memory 2,000", "10 tasks of 20, memory 4,000"
-    many = "20 tasks of 5, memory 2,000"
-    two, four = "5 tasks of 2, memory 200", "5 tasks of 4, memory 400"
-    part = f"{four}, learners and PACT of version 0.2.0"
+    many, two = "20 tasks of 5, memory 2,000", "5 tasks of 2, memory 200"
     all_of_them = [
-        large("CIFAR-100, ResNet-32", ten, compact(0, "cifar100")),
-        Source("CIFAR-100", "small ResNet", ten, command("small"), of("small", 0, "cifar100")),
-        Source(MANY_TASKS, "small ResNet", many, command("small"), of("small", 2, "cifar100", Variation(True))),
-        Source("Tiny-ImageNet", "small ResNet", twenty, command("small"), of("small", 1, "tiny-imagenet")),
-        Source("CIFAR-10", "small ResNet", two, command("small"), of("small", 1, "cifar10")),
-        large("CIFAR-10, ResNet-32", two, compact(1, "cifar10")),
-        Source("letters", "tiny ResNet", four, drawn, letters, developed=True),
-        Source(PART, "small ResNet", part, command("short-0.2"), of("short-0.2", 0, "cifar100"), developed=True),
+        large("CIFAR-100", ten, compact(0, "cifar100")),
+        large("CIFAR-10", two, compact(1, "cifar10")),
+        small("CIFAR-100", ten, of("small", 0, "cifar100")),
+        small(MANY_TASKS, many, of("small", 2, "cifar100", Variation(many_tasks=True))),
+        small("Tiny-ImageNet", twenty, of("small", 1, "tiny-imagenet")),
+        small("CIFAR-10", two, of("small", 1, "cifar10")),
+        Source("letters", "letters", "tiny ResNet", "5 tasks of 4, memory 400", drawn, letters, developed=True),
     ]
     return [source for source in all_of_them if source.by_learner]
 

@@ -121,13 +121,31 @@ def coverage() -> Iterator[str]:
     """The runs of the two CPU schedules: how far each went and how long it trained, and how to run the others."""
     yield "## What was run, and what is missing\n"
     yield (
-        "Trained on one or two shared cores; hours of wall time in training, without calibration. What is kept here are"
-        " results, not networks: they lay on the machine that trained them, and a copy by `--backup` beside them, so"
-        " that an unfinished run begins again at its first task. Memory and validation sizes and reserves are varied by"
-        " `short` alone, Tiny-ImageNet in 20 tasks by `paper` alone.\n"
+        "Trained on one or two shared cores; hours of wall time in training, without calibration. What is kept in the"
+        " repository are results, not networks. While a run trains, its folder under `--out` and the copy that"
+        " `--backup OTHER_DISK` makes after every task hold the networks; both lay on the machines that trained these"
+        " runs, which are gone, so a run that was not finished begins again at its first task. Memory and validation"
+        " sizes and reserves are varied by `short` alone, Tiny-ImageNet in 20 tasks by `paper` alone. With `--kept"
+        " docs/results/SCHEDULE`, as below, a command trains only what is missing.\n"
     )
     yield from _covered("small", editions("small"), "")
+    analysed = ", ".join(str(run.seed) for run in runs_in("small") if run.analysis is not None)
+    yield (
+        "The analysis that figures need (magnitudes and directions after each task of ER on CIFAR-100) is asked for"
+        f" one seed of three; these have it: {analysed}.\n"
+    )
     yield from _covered("compact", BF16, " --precision bf16")
+    stopped = [
+        (str(number), need.settings.learner.upper())
+        for number, (need, run, _) in enumerate(_progress("compact", BF16), start=1)
+        if run is not None and len(run.tasks) < _n_tasks(need.settings)
+    ]
+    if stopped:
+        jobs, learners = (", ".join(part) for part in zip(*stopped, strict=True))
+        yield (
+            f"The schedule asks for the first five tasks of {learners}. All ten: `tcil reproduce all --schedule compact"
+            f" --precision bf16 --data DIR --out RUNS --tasks-until 10 --job N` for N = {jobs}.\n"
+        )
     kept = [run for run in runs_in("compact") if run.settings.key in _keys(FP32)]
     if kept:
         told = ", ".join(f"{run.learner.upper()} ({len(run.tasks)} tasks)" for run in kept)
@@ -191,8 +209,11 @@ def _covered(schedule: str, own: Sequence[Edition], option: str) -> Iterator[str
 def _done(need: Need, run: StoredRun | None, whole: bool) -> str:
     if run is None:
         return "missing"
-    counted = f"{len(run.tasks)} of {_asked(need)}"
-    return counted if whole or len(run.tasks) < _asked(need) else f"{counted}; its analysis for figures is missing"
+    every = _n_tasks(need.settings)
+    counted = f"{len(run.tasks)} of {every}"
+    if whole:
+        return counted if len(run.tasks) == every else f"{counted}, as the schedule asks"
+    return counted if len(run.tasks) < _asked(need) else f"{counted}; its analysis for figures is missing"
 
 
 def _n_tasks(settings: RunSettings) -> int:
