@@ -23,9 +23,11 @@ import importlib.util
 import io
 import json
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -200,6 +202,19 @@ def pycil_at(folder: Path | None) -> Contestant:
     return pycil
 
 
+def versions(folder: Path | None) -> dict[str, str]:
+    """What was measured: versions of packages, and the commit of the checkout."""
+    named = {}
+    for package in ("avalanche-lib", "torchvision"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            named[package] = metadata.version(package)
+    if folder is not None:
+        asked = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+        named["PyCIL"] = answer.stdout.strip() or "a folder without a commit"
+    return named
+
+
 def measure(contestants: dict[str, Contestant], rounds: int, names: Sequence[str]) -> dict[str, Any]:
     """Images per second of each framework by network, or why it has none."""
     torch.set_num_threads(1)
@@ -263,6 +278,7 @@ def main() -> None:
     record = {
         "command": f"python -m benchmarks.frameworks --pycil DIR --rounds {options.rounds}",
         "machine": ledger.machine(),
+        "versions": versions(folder),
         "batch": BATCH,
         "threads": 1,
         "goal": GOAL,

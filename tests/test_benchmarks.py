@@ -117,3 +117,9 @@ def test_stored_benchmarks_stand_in_the_page():
             values = figures[ratio].values() if isinstance(figures[ratio], dict) else [figures[ratio]]
             rows = [line for line in page.splitlines() if line.startswith(f"| {network} ")]
             assert all(any(f" {value:.2f} " in row for row in rows) for value in values), (name, network)
+
+
+def test_what_was_measured_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))  # the folder may lie in a repository
+    assert frameworks.versions(tmp_path)["PyCIL"] == "a folder without a commit"
+    assert "PyCIL" not in frameworks.versions(None)
