@@ -28,8 +28,8 @@ cost {solve:.3f} ms per class more, the whole fit {fit:.3f} ms; exponent {class_
 
 {classes}
 
-**Batch size** (2,000 exemplars, 100 classes): below 32 the overhead of each call dominates; above, only the memory
-changes. The default is 64, where the gradient pass of ResNet-32 is fastest.
+**Batch size** (2,000 exemplars, 100 classes): below 32 the overhead of each call dominates; from 32 on, larger
+batches save less time and take more memory. The default is 64, where the gradient pass of ResNet-32 is fastest.
 
 {batch}
 

@@ -1,9 +1,9 @@
-"""The measured table of docs/learners.md: the learners on cifar100-mini, by what was changed.
+"""The measured tables of docs/learners.md: the learners on cifar100-mini, and DER on letters, by what was changed.
 
     python -m research.learners
 
-reads docs/results/learners/*.json and docs/results/runs/*.json.gz (left by `tcil report RUNS --keep DIR`), and writes
-the table between the markers of docs/learners.md. Nothing is trained.
+reads docs/results/learners, runs and letters (left by `tcil report RUNS --keep DIR`), and writes the tables between the
+markers of docs/learners.md. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -53,11 +53,16 @@ ROWS: tuple[tuple[str, str, tuple[dict[str, Any], ...]], ...] = (
 )
 
 
+# DER on letters, where its logits are divided in stage two and where they are not.
+DIVISIONS = {"divided by 5 (the default)": {}, "not divided": {"learner_options": {"finetune_temperature": 1}}}
+DIVIDED_SEEDS, SHOWN = (2, 3, 4), ("vanilla", "t-cil", "pact", "optimal-ts")
+
+
 def main() -> None:
-    """Write the table into the page."""
+    """Write the tables into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
-    table = "\n".join(lines()) + "\n"
+    table = "\n".join([*lines(), "", *divided()]) + "\n"
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
     replace_file(PAGE, f"{before}{BEGIN}\n{table}\n{END}{after}".encode())
@@ -80,6 +85,19 @@ def lines() -> Iterator[str]:
         printed = (vanilla["accuracy"], vanilla["ece"], tcil["ece"])
         figures = " | ".join(f"{pair[0]:.2f} ± {pair[1]:.2f}" if pair else "" for pair in printed)
         yield f"| {learner.upper()} | the paper, CIFAR-100 in 10 tasks | five | {figures} | |"
+
+
+def divided() -> Iterator[str]:
+    """A table of DER on letters: what the division of its logits in stage two changes."""
+    runs = {run.settings.key: run for run in read_runs([ROOT / "docs/results/letters", ROOT / "docs/results/learners"])}
+    yield f"DER on letters, seeds {', '.join(map(str, DIVIDED_SEEDS))}:\n"
+    yield "| logits in stage two | accuracy, % | vanilla ECE, % | T-CIL | PACT | Optimal TS |"
+    yield "|---|---|---|---|---|---|"
+    for name, change in DIVISIONS.items():
+        own = {"preset": "letters", "learner": "der", **change}
+        study = Study(tuple(runs[build({**own, "seed": seed}).key] for seed in DIVIDED_SEEDS))
+        figures = [percent_of(study, "vanilla", "accuracy"), *(percent_of(study, one, "ece") for one in SHOWN)]
+        yield f"| {name} | {' | '.join(figure.text() for figure in figures)} |"
 
 
 def _line(study: Study, variant: str) -> str:

@@ -392,10 +392,9 @@ class TestNumbers:
             values = [row[key] for row in official[name].values() if row[key] is not None]
             return f"{100 * sum(values) / len(values):.1f}"
 
-        assert (
-            f"{mean('PACT')} % pooled (T-CIL {mean('T-CIL')}, best temperature {mean('Optimal TS (oracle)')})" in text
-        )
-        assert f"{mean('PACT', 'ece_predicted_old')} and {mean('PACT', 'ece_predicted_new')} % by predicted" in text
+        groups = f"by predicted group {mean('PACT', 'ece_predicted_old')} and {mean('PACT', 'ece_predicted_new')}."
+        told = f"checkpoints {mean('PACT')} ({mean('T-CIL')}; {mean('Optimal TS (oracle)')}), {groups}"
+        assert told in text
         faults, fuzz = (json.loads((DOCS / "results" / name).read_text()) for name in ("faults.json", "fuzz.json"))
         assert f"{faults['in_all']} injected faults, nothing lost" in text
         assert faults["lost"] == 0

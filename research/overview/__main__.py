@@ -45,9 +45,10 @@ were made by this project on two shared CPU cores. Unless a table says otherwise
 over seeds. Learners are as [described](learners.md); runs on 20 classes of CIFAR-100 with the learners of version 0.2.0
 are [on a page of their own](results-short.md), and count in nothing here.
 
-**PACT was developed on runs of this page** (13 of the 20 on letters): [the page on PACT](pact.md) has runs that were
-not looked at. Not all runs have PACT in [its present form](pact.md#results); [the
-others](pact-history.md#which-page-shows-which-form) have an earlier one.
+**PACT was developed on runs of this page**: 13 of the 20 on letters, and its constants also on runs of `small`, as [the
+protocol](pact-protocol.md) says round by round. [The page on PACT](pact.md) has runs that were not looked at. Not all
+runs have PACT in [its present form](pact.md#results); [the others](pact-history.md#which-page-shows-which-form) have an
+earlier one.
 
 - PACT in its present form, the authors' checkpoints: all.
 """

@@ -170,13 +170,21 @@ def _overshoot(found: Sequence[Source]) -> Iterator[str]:
     below, above, count = _sides([by_name[name] for name in ("CIFAR-100", "Tiny-ImageNet", MANY_TASKS)])
     yield (
         "- **T-CIL with WA and DER, and on CIFAR-10.** T-CIL takes the temperature of the new classes (TS's) as its"
-        " target and ends above it. How far above hardly depends on how much is needed. With DER, TS's temperature is"
-        " nearly the optimal one already, and with WA the networks are nearly calibrated: T-CIL then overshoots, more"
-        " with the small network than with the paper's. With WA and the small network, TS's temperature is too low in"
-        f" {below} of {count} tasks with old classes (CIFAR-100 in 10 and 20 tasks, Tiny-ImageNet), and T-CIL's too"
-        f" high in {above}. On CIFAR-10, with two new classes and few errors on their validation images, TS's"
-        " temperature is so low that T-CIL stays below the optimal one with three learners. Temperature over the"
-        " optimal one, TS's and T-CIL's, mean over tasks with old classes where all three exist:\n"
+        " target, and ends above it by about as much whether the network needs it or not."
+    )
+    yield "  - DER: TS's temperature is nearly the optimal one already, so that T-CIL's is too high."
+    yield (
+        "  - WA: the networks are nearly calibrated. With the small network (CIFAR-100 in 10 and 20 tasks,"
+        f" Tiny-ImageNet) TS's temperature is too low in {below} of {count} tasks with old classes, and T-CIL's too"
+        f" high in {above}."
+    )
+    yield (
+        "  - CIFAR-10: two new classes with few errors on their validation images give a temperature so low that"
+        " T-CIL stays below the optimal one with three learners."
+    )
+    yield (
+        "\n  In each cell: the temperature of TS, then of T-CIL, each divided by the optimal one (1 is optimal). Means"
+        " over tasks with old classes where all three exist.\n"
     )
     yield f"| data | schedule | {' | '.join(learner.upper() for learner in LEARNERS)} |"
     yield "|---|---|" + "---:|" * len(LEARNERS)

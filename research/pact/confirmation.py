@@ -205,8 +205,8 @@ def claimed(records: Records) -> list[str]:
     """The root mean square of error / claimed error by learner, and intervals that resample its runs."""
     names = learners(records)
     lines = [
-        f"**RMS of error / claimed error; of {FEWEST} runs or more with 95 % intervals that resample them; the goal is"
-        " that each covers 1**", "",
+        f"**RMS of error / claimed error; of {FEWEST} runs or more with 95 % intervals that resample them (runs count"
+        " equally); the goal is that each covers 1**", "",
         "| form | of | " + " | ".join(name.upper() for name in names) + " |", "|" + "---|" * (len(names) + 2),
     ]  # fmt: skip
     for form in FORMS:
@@ -293,6 +293,34 @@ def overview() -> list[str]:
             large_ones = len(_large(records))
             harm = f"{harmful_large(records, FORMS[0])} of {large_ones}" if large_ones else ""
             lines.append(f"| {title} | {len(records)} | {' | '.join([*cells, *groups])} | {harm} |")
+    return lines
+
+
+def harm_by_learner() -> list[str]:
+    """Large tasks in which PACT is worse than no calibration, and than the best of three, by learner."""
+    rows: dict[str, list[tuple[float, float, list[float]]]] = {}
+    for record in (*letters(), *real()):
+        states = [state for state in record["states"] if "harm" in state]
+        own = zip(states, record["scores"]["Vanilla"], record["scores"]["PACT"], strict=True)
+        rows.setdefault(record["about"]["learner"], []).extend(
+            (none["pooled"], ours["pooled"], state["harm"]["PACT"])
+            for state, none, ours in own
+            if state["n_test"] >= HARM_FROM
+        )
+    lines = [
+        "| learner | tasks | ECE without calibration, % | with PACT, % | PACT raises it by more than 1 point |"
+        " largest change, points | harm above 1 point | largest harm |",
+        "|---|" + "---:|" * 7,
+    ]
+    found = {name.upper(): rows[name] for name in LEARNERS if name in rows}
+    for name, tasks in {**found, "all": [task for own in found.values() for task in own]}.items():
+        rises = [ours - none for none, ours, _ in tasks]
+        sure = [value for _, _, (value, low, _) in tasks if low > 0]
+        none, ours = (np.mean([task[place] for task in tasks]) for place in (0, 1))
+        lines.append(
+            f"| {name} | {len(tasks)} | {none:.1f} | {ours:.1f} | {sum(rise > 1 for rise in rises)} |"
+            f" {max(rises):+.1f} | {sum(value > 1 for value in sure)} | {max(sure, default=0):+.1f} |"
+        )
     return lines
 
 

@@ -210,7 +210,8 @@ def tables() -> list[str]:
 
 def compared(records: Sequence[dict[str, Any]], titles: Mapping[str, str]) -> list[str]:
     """A row for each form that has a belief."""
-    head = "| method | pooled ECE less Optimal TS | ECE by group | NLL | RMS of error / claimed, log T | b |"
+    rms_of = "RMS of error / claimed over all tasks, log T"
+    head = f"| method | pooled ECE less Optimal TS | ECE by group | NLL | {rms_of} | b |"
     lines = [head, "|---|" + "---:|" * 5]
     for name, title in titles.items():
         pooled, group, nll = (_mean(records, name, key) for key in ("pooled", "group", "nll"))

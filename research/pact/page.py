@@ -23,7 +23,7 @@ from tcil.foundation.files import replace_file
 PAGES = {
     "docs/pact.md": ("overview", "by-method", "goals", "verdicts", "leads-nine"),
     "docs/pact-tables.md": (
-        "round-ten", "round-nine", "real-images", "round-eight", "spread", "sizes-eight", "imbalance-eight",
+        "harm", "round-ten", "round-nine", "real-images", "round-eight", "spread", "sizes-eight", "imbalance-eight",
         "draws-eight", "residuals",
     ),
     "docs/pact-history.md": (
@@ -38,6 +38,7 @@ def sections() -> dict[str, list[str]]:
         "overview": confirmation.overview(),
         "by-method": confirmation.by_learner(confirmation.fresh()),
         "goals": confirmation.goals(),
+        "harm": confirmation.harm_by_learner(),
         confirmation.FOLDER: confirmation.tables(),
         real_images.FOLDER: real_images.tables(),
         "real-images": confirmation.real_tables(),

@@ -31,7 +31,7 @@ CATALOGUE = {
     "irm": Description("IRM", "multi-class isotonic regression"),
     "perturb-ts": Description("PerturbTS", "temperature scaling under input noise"),
     "t-cil": Description("T-CIL", "temperature scaling on adversarially perturbed exemplars"),
-    "pact": Description("PACT", "T-CIL with confidences that know how unbalanced training was (ours)"),
+    "pact": Description("PACT", "a temperature for old and one for new classes, and a bias between them (ours)"),
     "first-task-ts": Description("First-task TS", "the first task's temperature, kept for all tasks"),
     "exemplar-ts": Description(
         "Exemplar TS", "temperature scaling on unperturbed exemplars (T near 0: why T-CIL perturbs them)"
