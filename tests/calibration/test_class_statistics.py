@@ -10,6 +10,7 @@ from torch import nn
 
 import tcil
 from tcil.calibration.calibrators.class_statistics import _Statistics
+from tcil.options import Verdict
 
 CENTRES = 0.5 * torch.randn(6, 12, generator=torch.Generator().manual_seed(1))
 
@@ -187,3 +188,44 @@ def test_statistics_of_another_width_do_not_make_the_draws_narrower():
     after = fit(head_of_noise, wide, range(2), classes=range(2), history=before).history_
     fresh = fit(head_of_noise, wide, range(2), classes=range(2)).history_
     assert after["freedom"] == fresh["freedom"] == 98
+
+
+def two_modes(labels, seed):
+    """Classes that are no clouds around their means: each is two clouds, far from its mean."""
+    generator = torch.Generator().manual_seed(seed)
+    side = 3.0 * (2 * torch.randint(2, (len(labels),), generator=generator) - 1)
+    x = torch.randn(len(labels), 4, generator=generator)
+    x[torch.arange(len(labels)), labels] += side
+    return x, labels
+
+
+class Squared(nn.Module):
+    """Logits by the squares of the inputs, which tell both clouds of a class."""
+
+    def forward(self, x):
+        return 0.2 * x.square()
+
+
+def test_a_spread_that_cannot_be_matched_is_told():
+    first = tcil.StatisticsTemperatureScaling().fit(
+        Squared(), two_modes(torch.arange(400) % 2, 0), [0, 1], classes=range(2)
+    )
+    assert first.result_.verdict is Verdict.OK
+    later = two_modes(2 + torch.arange(400) % 2, 1)
+    with pytest.warns(tcil.CalibrationWarning, match="no spread of features drawn"):
+        second = tcil.StatisticsTemperatureScaling().fit(Squared(), later, [2, 3], history=first.history_)
+    assert second.result_.verdict is Verdict.SPREAD_NOT_MATCHED
+    assert second.result_.spread == pytest.approx(0.25, rel=0.01)
+
+
+def test_a_validation_set_without_a_temperature_matches_no_spread():
+    """All of it is correct, so any spread would do: that of the statistics is used, and a warning says so."""
+    model = head(3.0, 4)
+    first = tcil.StatisticsTemperatureScaling().fit(model, new(0, 0), [0, 1], classes=range(2))
+    x, y = 100 * CENTRES[2 + torch.arange(40) % 2], 2 + torch.arange(40) % 2
+    logits = model(x).detach()
+    assert torch.equal(logits.argmax(dim=1), y)
+    with pytest.warns(tcil.CalibrationWarning, match="no spread of features drawn"):
+        second = tcil.StatisticsTemperatureScaling().fit(model, (x, y), [2, 3], history=first.history_)
+    assert second.result_.spread == 1.0
+    assert second.result_.verdict is Verdict.SPREAD_NOT_MATCHED

@@ -163,4 +163,9 @@ class Verdict(Option):
         "the ensemble puts all its weight on the uniform distribution: the prediction leads by a rounding error only,"
         " which is lost below float64",
     )
+    SPREAD_NOT_MATCHED = (
+        "spread_not_matched",
+        "no spread of features drawn for the new classes has the temperature of their validation set, so those drawn"
+        " for old classes may have the wrong one: do not trust these confidences without a check on held-out data",
+    )
     EMPTY_GROUP = "empty_group", "no sample is predicted into this group, so its T is left at 1"

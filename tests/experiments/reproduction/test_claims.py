@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from stored_runs import stored
 from tcil.experiments.reproduction import checks, claims, paper
 from tcil.experiments.reproduction.artifacts import ARTIFACTS
+from tcil.experiments.reproduction.checks import exemplars
 from tcil.experiments.reproduction.finished import FinishedRuns
 from tcil.experiments.reproduction.schedules import Variation, editions
 
@@ -55,6 +58,32 @@ class TestClaims:
             for seed, change in enumerate(changes, start=1)
         ]
         assert checks.CHECKS["memory_sizes"].ask(FinishedRuns([edition], runs), edition).agreement == agreement
+
+    @pytest.mark.parametrize(
+        ("claim", "errors", "agreement"),
+        [
+            ("near_optimal_ts", {"t-cil": 0.03, "optimal-ts": 0.02}, "in part"),
+            ("near_optimal_ts", {"t-cil": 0.05, "optimal-ts": 0.02}, "no"),
+            ("near_optimal_ts", {"optimal-ts": 0.02}, "no"),
+            ("optimal_ts_is_best", {"ts": 0.03, "optimal-ts": 0.02}, "in part"),
+            ("optimal_ts_is_best", {"ts": 0.01, "optimal-ts": 0.02}, "no"),
+            ("optimal_ts_is_best", {"ts": 0.01}, "undecided"),
+        ],
+    )
+    def test_nothing_holds_by_a_missing_answer(self, claim, errors, agreement):
+        (edition, *_) = editions("short")
+        runs = [stored(edition.settings("cifar100", "er", 1), {"vanilla": 0.3, **errors})]
+        assert checks.CHECKS[claim].ask(FinishedRuns([edition], runs), edition).agreement == agreement
+
+    @pytest.mark.parametrize(
+        ("curve", "holds"), [((1.0, 2.0, 3.0), True), ((1.0, 2.0, None, None), True), ((1.0, 2.0, None, 3.0), False)]
+    )
+    def test_an_infinite_temperature_is_part_of_the_curve(self, monkeypatch, curve, holds):
+        """It is stored as null."""
+        task = SimpleNamespace(curve=SimpleNamespace(temperatures=curve))
+        monkeypatch.setattr(exemplars, "analyses_of", lambda *args: [SimpleNamespace(tasks=[task])])
+        answer = checks.CHECKS["magnitude_raises_temperature"].ask(FinishedRuns([], []), editions("short")[0])
+        assert answer.holds is holds
 
     @pytest.mark.parametrize(("tcil", "agreement"), [(0.2, "in part"), (0.4, "no"), (None, "no")])
     def test_agreement(self, tcil, agreement):

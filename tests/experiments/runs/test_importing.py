@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from tcil.experiments.cli.app import app
 from tcil.experiments.runs.importing import import_run
 from tcil.experiments.runs.store import RunFolder
+from tcil.incremental.data.datasets import load_dataset
 from tcil.incremental.networks import small_cnn
 
 TASKS = [[7, 3], [5, 1]]
@@ -101,6 +103,25 @@ class TestRunFolder:
         for part, given in {"test": "test", "pool": "valid", "memory": "memory", "reserve": "reserve"}.items():
             assert stored[f"{part}_logits"].numpy() == pytest.approx(full[f"{given}_logits"][:, :4])
             assert [seen[c] for c in stored[f"{part}_columns"]] == full[f"{given}_labels"].tolist()
+
+    def test_an_import_that_came_first_is_kept(self, source, tmp_path, monkeypatch):
+        """It wrote between the first check of the folder and its lock."""
+        other = tmp_path / "other"
+        shutil.copytree(source, other)
+        full = arrays(TASKS[0] + TASKS[1], TASKS[1])
+        np.savez(other / "task-01.npz", **{**full, "test_logits": full["test_logits"] + 1})
+        held = RunFolder.held
+
+        def late(store):
+            monkeypatch.setattr(RunFolder, "held", held)
+            import_run(other, tmp_path / "in", data=None, calibrators=NAMES)
+            return held(store)
+
+        monkeypatch.setattr(RunFolder, "held", late)
+        with pytest.raises(ValueError, match=r"out: got .* which holds another run"):
+            import_run(source, tmp_path / "in", data=None, calibrators=["vanilla"])
+        kept = RunFolder(tmp_path / "in").read_task_result(1)
+        assert set(kept.calibrators) == set(NAMES)
 
     def test_empty_memory_is_stored_empty(self, source, tmp_path):
         import_run(source, tmp_path / "in", data=None, calibrators=NAMES)
@@ -243,6 +264,19 @@ class TestBadSources:
     def test_arrays(self, source, tmp_path, changes, message):
         change(source, **changes)
         self.refused(source, tmp_path, message)
+
+    def test_validation_images_of_earlier_tasks(self, source, tmp_path):
+        """Else TS and the other baselines, which are ranked, would be fitted on data that no method has."""
+        seen = TASKS[0] + TASKS[1]
+        np.savez(source / "task-01.npz", **arrays(seen, seen))
+        message = r"valid_labels in .*task-01\.npz: got 20 of 40 of classes of earlier tasks; expected .*\[5, 1\] alone"
+        self.refused(source, tmp_path, message)
+
+    def test_rows_of_earlier_tasks(self, with_networks, tmp_path):
+        labels = load_dataset("digits").train.labels
+        rows = torch.cat([(labels == label).nonzero()[:3, 0] for label in (7, 5)]).numpy()
+        change(with_networks, valid_rows=rows)
+        self.refused(with_networks, tmp_path, r"valid_rows in .*task-01\.npz: got 3 of 6 of classes of earlier tasks")
 
     @pytest.mark.parametrize("rows", [np.array([-1]), np.array([10**6]), np.array([0.5])])
     def test_rows(self, with_networks, tmp_path, rows):

@@ -24,6 +24,7 @@ from tcil.experiments.runs.complete import _shown, check_options, own_parts
 from tcil.experiments.runs.entries import CALIBRATORS
 from tcil.experiments.runs.importing import import_run
 from tcil.experiments.runs.reasons import NotApplicableReason
+from tcil.experiments.runs.results import DataNote
 from tcil.experiments.runs.run import Run, check_network
 from tcil.experiments.runs.store import RunFolder
 from tcil.experiments.runs.tasks import EXEMPLARS, RESERVE, check_indices, make_stream, share_of, task_generator
@@ -377,6 +378,18 @@ class TestLegalButOdd:
         other = dataclasses.replace(digits, train=dataclasses.replace(digits.train, images=255 - digits.train.images))
         with pytest.raises(ValueError, match="data: got other images"):
             Run(short(), tmp_path, dataset=other).execute()
+
+    @pytest.mark.parametrize("change", [{"mean": (0.0,)}, {"std": (10.0,)}, {"padding": 3}, {"flip": True}])
+    def test_the_same_images_with_other_inputs_are_refused(self, tmp_path, digits, change):
+        run = Run(short(), tmp_path, dataset=digits, until=1)
+        run.execute(["vanilla"])
+        other = dataclasses.replace(digits, **change)
+        with pytest.raises(ValueError, match=r"data: got other images .* or the same ones normalised or augmented"):
+            Run(short(), tmp_path, dataset=other).check_folder()
+        images = Run(short(), tmp_path, dataset=digits).check_folder()
+        older = DataNote.model_validate({name: value for name, value in images.record().items() if name != "inputs"})
+        run.store.write_data(older)  # as an earlier version wrote it
+        Run(short(), tmp_path, dataset=other).check_folder()
 
     def test_vanilla_on_all_data_stays(self, tmp_path):
         few = ["--calibrators", "vanilla,ts"]

@@ -379,6 +379,19 @@ class TestUnreadable:
         with pytest.raises(ValueError, match=r"images with the labels \[4\]; expected labels from 0 to 3"):
             load_dataset("own_from_one:load", tmp_path)
 
+    def test_test_images_without_a_label(self, tmp_path, monkeypatch):
+        """As -1 they would count as images of the last class."""
+        lines = [
+            "import torch", "from tcil.extending import Dataset, ImageSet",
+            "images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)",
+            "train, test = (ImageSet(images, torch.tensor(labels)) for labels in ([0, 1, 0, 1], [0, 1, -1, -1]))",
+            "def load(folder):", "    return Dataset('own', train, test, ('a', 'b'), (0.5,), (0.5,))",
+        ]  # fmt: skip
+        (tmp_path / "own_unlabelled.py").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(ValueError, match=r"test images with the labels \[-1\]; .*Leave out images without a label"):
+            load_dataset("own_unlabelled:load", tmp_path)
+
 
 class TestPixels:
     def dataset(self, flip=True, padding=2):

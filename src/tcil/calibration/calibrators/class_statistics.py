@@ -7,7 +7,7 @@ import binascii
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class StatisticsResult(Record):
     temperature : float
         The fitted temperature.
     verdict : tcil.options.Verdict
-        Whether the samples identify it.
+        Whether the samples identify it, and whether `spread` could be matched.
     n_samples : int
         Number of validation samples of new classes.
     n_remembered : int
@@ -54,7 +54,8 @@ class StatisticsResult(Record):
     n_drawn : int
         Number of samples drawn for them.
     spread : float
-        Factor on the standard deviations of these draws; 1 without old classes.
+        Factor on the standard deviations of these draws, at which those of new classes have the temperature of the
+        validation set; 1 without old classes.
 
     Examples
     --------
@@ -210,22 +211,23 @@ class StatisticsTemperatureScaling(SingleTemperature[StatisticsResult]):
                 target = torch.tensor([names.index(label) for label in some]).repeat_interleave(self.per_class)
                 return pick_columns(torch.cat(parts), len(names), places), target
 
-            spread, pairs = 1.0, [(logits, true_columns)]
+            matched, pairs = _Spread(1.0), [(logits, true_columns)]
             if old:
                 new = sorted(set(labels.tolist()))
-                spread = _matched_spread(solve_temperature(logits, true_columns), lambda spread: drawn(new, spread))
-                pairs.append(drawn(old, spread))
+                matched = _matched_spread(solve_temperature(logits, true_columns), lambda spread: drawn(new, spread))
+                pairs.append(drawn(old, matched.factor))
             source = classifier.head
         fit = solve_temperature(*_balanced(pairs))
         n_drawn = len(pairs[1][1]) if old else 0
-        result = StatisticsResult(fit.temperature, fit.verdict, len(true_columns), len(old), n_drawn, spread)
+        verdict = fit.verdict if fit.verdict is not Verdict.OK else matched.verdict
+        result = StatisticsResult(fit.temperature, verdict, len(true_columns), len(old), n_drawn, matched.factor)
         memo = merged.record()
         used = UsedWeights.of(model, source, places or range(len(names)))
         self._fitted(
             self._map(fit.temperature), names, result, head_width=classifier.width, columns=places, model_hash=used,
             history=memo,
         )  # fmt: skip
-        warn_unless_ok(fit.verdict, "StatisticsTemperatureScaling", fit.n_samples)
+        warn_unless_ok(verdict, "StatisticsTemperatureScaling", fit.n_samples)
         return self
 
     @staticmethod
@@ -256,10 +258,17 @@ def _noted(inputs: Tensor, kept: list[Tensor]) -> Tensor:
 _SPREADS, _STEPS = (0.25, 4.0), 14  # the last bracket is 0.02 % wide
 
 
-def _matched_spread(real: TemperatureFit, draw: Callable[[float], Labelled]) -> float:
+class _Spread(NamedTuple):
+    """A factor on the spread of drawn samples, and whether it makes those of new classes as hard as real ones."""
+
+    factor: float
+    verdict: Verdict = Verdict.OK
+
+
+def _matched_spread(real: TemperatureFit, draw: Callable[[float], Labelled]) -> _Spread:
     """The factor, between 1/4 and 4, at which samples drawn for the new classes have the temperature of real ones."""
     if real.verdict is not Verdict.OK:
-        return 1.0
+        return _Spread(1.0, Verdict.SPREAD_NOT_MATCHED)
     low, high = _SPREADS
     for _ in range(_STEPS):
         middle = math.sqrt(low * high)
@@ -267,7 +276,8 @@ def _matched_spread(real: TemperatureFit, draw: Callable[[float], Labelled]) -> 
         # If all are correct, their temperature goes to 0.
         below = fit.verdict is Verdict.ALL_CORRECT or (fit.verdict is Verdict.OK and fit.temperature < real.temperature)
         low, high = (middle, high) if below else (low, middle)
-    return math.sqrt(low * high)
+    between = _SPREADS[0] < low and high < _SPREADS[1]
+    return _Spread(math.sqrt(low * high), Verdict.OK if between else Verdict.SPREAD_NOT_MATCHED)
 
 
 def _balanced(pairs: list[Labelled]) -> Labelled:

@@ -23,10 +23,11 @@ def check_folder(store: RunFolder, settings: RunSettings, images: DataNote) -> N
         keys.append(named[1])
     if any(key != settings.key for key in keys):
         raise invalid("run", f"{store.path}, which holds a run with other settings", "an empty folder or the same run")
-    if store.read_data() not in (None, images):
+    known = store.read_data()
+    if known is not None and not known.agrees(images):
         raise invalid(
             "data",
-            f"other images than those of {store.path}, or the same ones normalised differently",
+            f"other images than those of {store.path}, or the same ones normalised or augmented differently",
             "the images that the run began with",
             "Take another --out, or delete it.",
         )

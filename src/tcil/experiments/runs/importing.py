@@ -34,7 +34,7 @@ from tcil.experiments.runs.store import RunFolder, task_name
 from tcil.foundation.arrays import as_classes, as_labels, as_logits, check_own_unmasked, label_columns
 from tcil.foundation.boundary import check_entries
 from tcil.foundation.checksums import Damaged, distinct
-from tcil.foundation.errors import invalid
+from tcil.foundation.errors import invalid, shortened
 from tcil.foundation.extensions import consent
 from tcil.foundation.files import open_regular, read_regular
 from tcil.incremental.data.datasets import OPTIONS, load_dataset
@@ -81,6 +81,7 @@ def import_run(
     store = RunFolder(folder)
     _check_folder(store, settings, content)
     with store.held():
+        _check_folder(store, settings, content)  # again: another import may have written meanwhile
         store.create()
         store.write_settings(settings)
         store.write_data(content)
@@ -162,6 +163,9 @@ class _Source:
         for name in ("test", "valid"):
             if not len(parts[name][0]):
                 raise invalid("source", f"{path} without {name}_logits", "test and validation logits with labels")
+        valid = _images(path, arrays, "valid_rows", self.dataset, seen)
+        for name, part in (("valid_labels", parts["valid"]), ("valid_rows", valid)):
+            _check_new(f"{name} in {path}", part, spans[index], seen)
         return FinishedTask(
             index,
             spans[index],
@@ -172,7 +176,7 @@ class _Source:
             *parts["reserve"],
             model=_network(path, self.network, len(seen), len(order)) if self.network else None,
             memory=_images(path, arrays, "memory_rows", self.dataset, seen),
-            valid=_images(path, arrays, "valid_rows", self.dataset, seen),
+            valid=valid,
         )
 
 
@@ -236,6 +240,18 @@ def _part(path: Path, arrays: Arrays, name: str, seen: list[int]) -> Labelled:
     columns = label_columns(labels, seen, where, len(seen))
     check_own_unmasked(logits[:, : len(seen)], columns, seen, where)
     return logits[:, : len(seen)], columns
+
+
+def _check_new(where: str, part: Labelled | None, span: range, seen: list[int]) -> None:
+    """Refuse validation images of earlier tasks: every method but oracles has those of the newest classes alone."""
+    columns = torch.zeros(0, dtype=torch.long) if part is None else part[1]
+    if count := int((columns < span.start).sum()):
+        raise invalid(
+            where,
+            f"{count} of {len(columns)} of classes of earlier tasks",
+            f"images of the task's own classes {shortened(seen[span.start :])} alone",
+            "Leave the others out, or pass images that were never trained on as reserve_logits and reserve_labels.",
+        )
 
 
 def _network(arrays: Path, name: str, n_seen: int, n_all: int) -> nn.Module:

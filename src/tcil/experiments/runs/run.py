@@ -321,7 +321,7 @@ class Run:
 
     def check_folder(self) -> DataNote:
         """Refuse a folder that holds another run, before anything is written; what tells its images from others."""
-        images = DataNote.model_validate(self.dataset.fingerprint())
+        images = DataNote.model_validate({**self.dataset.fingerprint(), "inputs": self.dataset.treatment()})
         check_folder(self.store, self.settings, images)
         return images
 

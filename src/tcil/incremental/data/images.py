@@ -136,6 +136,10 @@ class Dataset:
         revision = {"revision": self.revision} if self.revision > 1 else {}  # revision 1 is stored without a number
         return {"train": len(self.train), "test": len(self.test), "sha256": digest.hexdigest(), **revision}
 
+    def treatment(self) -> dict[str, object]:
+        """How these images become inputs of a network: normalised, cropped after padding, mirrored."""
+        return {"mean": list(self.mean), "std": list(self.std), "padding": self.padding, "flip": self.flip}
+
     def to(self, device: torch.device) -> Dataset:
         """The same dataset with its images on `device`; labels stay on the CPU, where tasks are split."""
         train, test = (ImageSet(part.images.to(device), part.labels) for part in (self.train, self.test))

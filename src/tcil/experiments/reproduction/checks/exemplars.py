@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from scipy import stats
@@ -142,14 +143,14 @@ def _misprediction_gap(finished: FinishedRuns, edition: Edition) -> Answer | Non
 def _monotone(finished: FinishedRuns, edition: Edition) -> Answer | None:
     analyses = analyses_of(finished, edition)
     curves = [
-        [temperature for temperature in task.curve.temperatures if temperature is not None]
+        [np.inf if temperature is None else temperature for temperature in task.curve.temperatures]
         for one in analyses
         for task in one.tasks
         if task.curve is not None
     ]
     if not curves:
         return None
-    rising = sum(bool(np.all(np.diff(curve) >= -1e-9)) for curve in curves)
+    rising = sum(all(after >= before - 1e-9 for before, after in pairwise(curve)) for curve in curves)
     return Answer(f"T rises throughout in {rising} of {len(curves)} cases", rising == len(curves), len(analyses))
 
 

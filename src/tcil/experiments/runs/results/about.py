@@ -120,4 +120,13 @@ class Environment(FormatNote):
 
 
 class DataNote(StoredRecord):
-    """What tells images (or imported logits) from others; compared as a whole."""
+    """What tells images (or imported logits) from others, and how they become inputs; older notes lack the latter."""
+
+    inputs: Mapping[str, object] | None = None
+
+    def agrees(self, other: DataNote) -> bool:
+        """Whether both are of the same images, and have the same inputs where both name them."""
+        ours, theirs = self.record(), other.record()
+        if not (self.has("inputs") and other.has("inputs")):
+            ours, theirs = ({k: v for k, v in one.items() if k != "inputs"} for one in (ours, theirs))
+        return ours == theirs

@@ -126,10 +126,12 @@ def load_dataset(
         ) from error
     if not isinstance(dataset, Dataset):
         raise invalid("dataset", f"{name!r}, which returned {found(dataset)}", _OWN)
-    labels, n_classes = dataset.train.labels.unique().tolist(), dataset.n_classes
-    if unknown := [label for label in labels if not 0 <= label < n_classes]:
-        given = f"{name!r}, which has training images with the labels {shortened(unknown)}"
-        raise invalid("dataset", given, f"labels from 0 to {n_classes - 1}, one for each of its class names")
+    for kind, part in (("training", dataset.train), ("test", dataset.test)):
+        labels, n_classes = part.labels.unique().tolist(), dataset.n_classes
+        if unknown := [label for label in labels if not 0 <= label < n_classes]:
+            given = f"{name!r}, which has {kind} images with the labels {shortened(unknown)}"
+            advice = "Leave out images without a label." if min(unknown) < 0 else ""
+            raise invalid("dataset", given, f"labels from 0 to {n_classes - 1}, one for each of its class names", advice)
     return dataset
 
 
