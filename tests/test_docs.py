@@ -384,6 +384,14 @@ class TestNumbers:
         assert f"from {vanilla} as trained to {scaled} with temperature scaling on new-task data" in text
         assert f"{t_cil} with T-CIL and {pact} with PACT" in text
 
+    def test_of_how_many_test_images_tell(self):
+        text = " ".join((DOCS / "guides/compare-fairly.md").read_text().split())
+        found = json.loads((DOCS / "results" / "power.json").read_text())["share_with_a_difference"]
+        large, small = ([f"{100 * share:.0f} %" for share in found[f"ECE {e} % to 0"].values()] for e in (15, 4))
+        assert f"from 15 % to 0 is found in {large[0]} of cases with 300 images and {large[1]} with 2,000" in text
+        assert f"from 4 % to 0 in {small[0].removesuffix(' %')} and {small[1]}." in text
+        assert f"in at most {100 * max(found['equally good'].values()):.0f} % of cases" in text
+
     def test_of_the_overview_of_results(self):
         text = " ".join((DOCS / "results" / "index.md").read_text().split())
         official = json.loads((DOCS / "results" / "official-checkpoints.json").read_text())["results"]
