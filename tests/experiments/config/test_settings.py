@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tcil.experiments.config.presets import PRESETS
-from tcil.experiments.config.settings import RunSettings, build, expand, own_settings, stored_key
+from tcil.experiments.config.settings import RunSettings, build, expand, key_of, own_settings, stored_key
 from tcil.experiments.reproduction.schedules import editions
 from tcil.experiments.runs.results import StoredSettings
+from tcil.incremental.learners import make_learner
+from tcil.incremental.networks import small_cnn
 from tcil.incremental.schedule import Schedule
 
 ROOT = Path(__file__).parents[3]
@@ -178,3 +180,66 @@ def test_several_of_what_is_one_say_where_they_go(name, value):
 def test_a_number_where_a_list_belongs_is_told_so():
     with pytest.raises(ValueError, match=r"^milestones: got 10; expected a list, such as \[10, 15\]\.$"):
         build({"milestones": 10})
+
+
+class TestMilestonesOfStageTwo:
+    """They move with the epochs of stage two, as `milestones` do with `epochs`."""
+
+    @pytest.mark.parametrize(
+        ("preset", "learner", "epochs", "milestones"),
+        [
+            ("cifar100", "eeil", 5, [2, 3]),  # from the defaults, 30 with 10 and 20
+            ("cifar100", "eeil", 100, [33, 67]),
+            ("cifar100", "der", 10, [5]),
+            ("cifar100", "bic", 6, [3, 5]),
+            ("letters", "eeil", 20, [8, 14]),  # from the preset's, 10 with 4 and 7
+            ("letters", "der", 3, [2]),
+            ("letters", "eeil", 1, []),
+        ],
+    )
+    def test_in_proportion(self, preset, learner, epochs, milestones):
+        given = {"preset": preset, "learner": learner, "learner_options": {"finetune_epochs": epochs}}
+        options = build(given).learner_options
+        assert options == {"finetune_epochs": epochs, "finetune_milestones": milestones}
+        make_learner(learner, small_cnn, 10, seed=1, options=options)  # which accepts them
+
+    def test_at_20_tasks(self):
+        given = {"preset": "cifar100", "learner": "eeil", "tasks": 20, "learner_options": {"finetune_epochs": 30}}
+        assert build(given).learner_options["finetune_milestones"] == [10, 20]
+
+    @pytest.mark.parametrize(
+        ("preset", "learner", "options", "stored"),
+        [
+            ("cifar100", "eeil", {"finetune_epochs": 30}, {"finetune_epochs": 30}),  # the default
+            ("cifar100", "eeil", {"finetune_lr": 0.1}, {"finetune_lr": 0.1}),
+            ("cifar100", "der", {"finetune_epochs": 9, "finetune_milestones": [2]}, None),
+            ("cifar100", "der", {"finetune_epochs": "9"}, None),  # refused by the learner
+            ("cifar100", "wa", {"finetune_epochs": 9}, {"restrict_head": True, "finetune_epochs": 9}),
+            ("letters", "der", {"finetune_epochs": 30}, {"finetune_epochs": 30, "finetune_milestones": [15]}),
+            ("digits", "own:Learner", {"finetune_epochs": 9}, None),
+        ],
+    )
+    def test_else_options_stay(self, preset, learner, options, stored):
+        given = {"preset": preset, "learner": learner, "learner_options": options}
+        assert build(given).learner_options == (stored or options)
+
+    def test_stored_ones_outside_the_epochs_can_be_read(self):
+        record = build({"learner": "eeil"}).model_dump(mode="json")
+        record["learner_options"] = {"finetune_epochs": 5}
+        assert own_settings(record).learner_options == {"finetune_epochs": 5}
+        assert stored_key(record) == key_of(record)
+        assert StoredSettings.of(own_settings(record)).key == key_of(record)
+
+
+@pytest.mark.parametrize(("number", "same"), [(1.0, 1), (2, 2), (0.5, 0.5), ([1.0, 0.5], [1, 0.5]), ("1.0", "1.0")])
+def test_an_option_that_is_whole_is_the_same_run_however_it_is_written(number, same):
+    def made(value):
+        return build({"preset": "letters", "learner": "der", "learner_options": {"finetune_temperature": value}})
+
+    assert made(number).key == made(same).key
+    assert json.dumps(made(number).learner_options["finetune_temperature"]) == json.dumps(same)
+
+
+def test_a_stored_option_keeps_its_form_and_its_key():
+    record = build({"learner": "der"}).model_dump(mode="json") | {"learner_options": {"finetune_temperature": 1.0}}
+    assert stored_key(record) == key_of(record)

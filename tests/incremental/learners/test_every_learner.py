@@ -8,6 +8,7 @@ import torch
 from learner_tasks import batch, run_task, task_data
 from tcil.incremental.learners import LEARNERS, TaskData, make_learner
 from tcil.incremental.networks import small_cnn
+from tcil.incremental.pretrained.heads import CosineHead
 
 
 @pytest.mark.parametrize("head", ["fixed", "growing"])
@@ -21,6 +22,20 @@ def test_every_learner_learns_three_tasks(name, head, digits):
         width = learner.model(x).shape[1]
         assert width == (10 if head == "fixed" else 2 * (index + 1))
     assert learner.teacher is None
+
+
+@pytest.mark.parametrize("name", ["wa", "der", "bic"])
+def test_a_cosine_head_that_has_no_effect_or_cannot_be_aligned_is_refused_before_anything_is_trained(name, digits):
+    def network(n_classes):
+        made = small_cnn(n_classes)
+        made.fc = CosineHead(made.fc.in_features, n_classes)
+        return made
+
+    learner = make_learner(name, network, 10, seed=1)
+    with pytest.raises(
+        ValueError, match=r"network: got ResNet whose fc is a CosineHead; expected a plain .*head=linear"
+    ):
+        learner.begin_task(task_data(digits, 0))
 
 
 def test_unknown_names_suggest():

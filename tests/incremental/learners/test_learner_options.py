@@ -90,3 +90,22 @@ class TestOptions:
     def test_ranges_of_ours(self, name, given, message):
         with pytest.raises(ValueError, match=message):
             make_learner(name, small_cnn, 10, seed=1, options=given)
+
+
+class TestMilestonesOfStageTwo:
+    @pytest.mark.parametrize("name", ["eeil", "der", "bic"])
+    @pytest.mark.parametrize("given", [{"finetune_epochs": 5}, *({"finetune_milestones": [m]} for m in (-3, 0, 60))])
+    def test_outside_its_epochs_are_refused(self, name, given):
+        with pytest.raises(
+            ValueError, match=r"option finetune_milestones: got \[.*\]; expected numbers above 0 and below"
+        ):
+            make_learner(name, small_cnn, 10, seed=1, options=given)
+
+    @pytest.mark.parametrize("name", ["eeil", "der", "bic"])
+    def test_within_them_divide_the_rate(self, name):
+        given = {"finetune_epochs": 5, "finetune_milestones": [2, 4]}
+        options = make_learner(name, small_cnn, 10, seed=1, options=given).options
+        schedule = options.finetuning(weight_decay=0.25)
+        assert (schedule.epochs, schedule.lr, schedule.weight_decay) == (5, options.finetune_lr, 0.25)
+        rates = [schedule.rate(epoch) / schedule.lr for epoch in range(5)]
+        assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01])

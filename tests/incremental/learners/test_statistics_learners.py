@@ -106,6 +106,38 @@ def test_ranpac_chooses_the_ridge_on_every_fifth_image_of_a_class(digits):
     assert torch.allclose(learner.model.fc.weight.double().T, expected, atol=1e-3)
 
 
+def observed(x, y, **options):
+    """RanPAC's network of five classes after one pass over these features."""
+    learner = make_learner("ranpac", Flat, 5, seed=1, options={"projections": 300, **options})
+    learner.begin_task(TaskData(0, range(5), torch.arange(len(y)), {}, y, (range(5),)))
+    for rows in torch.arange(len(y)).split(50):
+        learner.model.observe(x[rows], y[rows])
+    return learner.model
+
+
+@pytest.mark.parametrize("below", [0.0, 1e-3])
+@pytest.mark.parametrize("options", [{}, {"ridge": 1e-4}])
+@pytest.mark.parametrize("spread", [0.0, 1e-4])
+def test_ranpac_on_classes_that_hardly_vary(spread, options, below):
+    """Rounding moves eigenvalues of their moments below 0, here also by a given amount."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(5).repeat(60)
+    x = 10 * torch.randn(5, 64, generator=generator)[y] + spread * torch.randn(300, 64, generator=generator)
+    model = observed(x, y, **options)
+    model.moments -= below * torch.eye(300)
+    model.set_head()
+    assert model.fc.weight.isfinite().all()
+    assert torch.equal(model(x).argmax(dim=1), y)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_ranpac_names_features_that_are_not_finite(value):
+    x, y = torch.ones(50, 64), torch.arange(5).repeat(10)
+    x[3] = value
+    with pytest.raises(ValueError, match=r"network: got features that are not finite.*; expected finite features"):
+        observed(x, y).set_head()
+
+
 @pytest.mark.parametrize("name", ["ncm", "ranpac"])
 def test_a_pass_that_was_interrupted_counts_each_image_once(name, digits):
     options = {"projections": 30} if name == "ranpac" else {}

@@ -14,7 +14,7 @@ from tcil.incremental.learners import make_learner
 from tcil.incremental.learners.base import Schedule
 from tcil.incremental.learners.wa import align_weights
 from tcil.incremental.networks import small_cnn
-from tcil.incremental.training import EpochState, OptimizerKind, train_stage
+from tcil.incremental.training import EpochState, OptimizerKind, TrainingDiverged, train_stage
 
 
 class TestWA:
@@ -46,6 +46,16 @@ class TestWA:
         assert torch.equal(model.fc.weight[4:], before[4:])
         after = model.fc.weight.norm(dim=1)
         assert float(after[:2].mean()) == pytest.approx(float(after[2:4].mean()))
+
+    @torch.no_grad()
+    @pytest.mark.parametrize(("zero", "told"), [((0, 2), "old"), ((2, 4), "new"), ((0, 4), "old and new")])
+    def test_rows_that_are_all_0_cannot_be_aligned(self, zero, told):
+        model = small_cnn(6)
+        model.fc.weight[slice(*zero)] = 0
+        before = model.fc.weight.clone()
+        with pytest.raises(TrainingDiverged, match=f"the head's rows of {told} classes are all 0; lower lr"):
+            align_weights(model, old=2, seen=4)
+        assert torch.equal(model.fc.weight, before)
 
     def test_first_task_is_not_aligned(self, digits):
         learner = make_learner("wa", small_cnn, 10, seed=3)
@@ -121,6 +131,14 @@ class TestRestrictedWA:
         assert not any(p is learner.model.fc.bias for p in stage.parameters)
         assert len(stage.parameters) == len(list(learner.model.parameters())) - 1
         assert learner.model.state_dict().keys() == small_cnn(10).state_dict().keys()
+
+    def test_new_rows_that_are_clamped_to_0_end_the_task(self, digits):
+        learner, data, stage = self.stage(digits, 1)
+        with torch.no_grad():
+            learner.model.fc.weight[2:4] -= 10
+            stage.after_step()
+        with pytest.raises(TrainingDiverged, match="rows of new classes are all 0"):
+            learner.end_task(data)
 
     @torch.no_grad()
     def test_alignment_is_applied(self, digits):

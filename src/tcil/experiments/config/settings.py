@@ -210,7 +210,9 @@ def build(values: Mapping[str, Any]) -> RunSettings:
         preset_options = merged.get("learner_options", {})
         # An option that the preset turns on and the user off is omitted, as in settings of versions without the option.
         off = {name for name in options if options[name] is False and preset_options.get(name) is True}
-        given["learner_options"] = {k: v for k, v in {**preset_options, **options}.items() if k not in off}
+        moved = _moved_milestones(given.get("learner", "er"), preset_options, options)
+        chosen = {**preset_options, **options, **moved}
+        given["learner_options"] = {name: _plain(value) for name, value in chosen.items() if name not in off}
     merged |= given
     validation, epochs = given.get("validation"), given.get("epochs")
     if isinstance(validation, int) and "validation_pool" not in given:
@@ -224,6 +226,33 @@ def build(values: Mapping[str, Any]) -> RunSettings:
         return own_settings(merged)
     except ValidationError as error:
         raise ValueError(explain(error)) from None
+
+
+def _moved_milestones(learner: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Milestones of stage two in proportion to its epochs, where options of a built-in learner change these alone."""
+    epochs = given.get("finetune_epochs")
+    if type(epochs) is not int or "finetune_milestones" in given:
+        return {}
+    from tcil.incremental.learners.base import FinetuningOptions  # with torch
+    from tcil.incremental.learners.registry import LEARNERS
+
+    kind = LEARNERS[learner].options_type if learner in LEARNERS else None
+    if kind is None or not issubclass(kind, FinetuningOptions):
+        return {}
+    own = kind()
+    before = preset.get("finetune_epochs", own.finetune_epochs)
+    if epochs == before:
+        return {}
+    milestones = preset.get("finetune_milestones", own.finetune_milestones)
+    moved = {(2 * milestone * epochs + before) // (2 * before) for milestone in milestones}  # to the nearest epoch
+    return {"finetune_milestones": sorted(milestone for milestone in moved if 0 < milestone < epochs)}
+
+
+def _plain(value: Any) -> Any:
+    """An option with whole numbers as such, so that 1 and 1.0 are the same run."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def explain(error: ValidationError) -> str:

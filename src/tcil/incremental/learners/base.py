@@ -242,6 +242,30 @@ class LearnerOptions:
                 raise invalid(f"option {name}", repr(getattr(self, name)), "greater than 0")
 
 
+@dataclass(frozen=True)
+class FinetuningOptions(LearnerOptions):
+    """Options of learners with a second stage, which has a schedule of its own. Each learner has its own defaults.
+
+    `finetune_milestones` are epochs of stage two at which its rate is divided by 10. Where settings change
+    `finetune_epochs` alone, `tcil.experiments.config.settings.build` moves them in proportion.
+    """
+
+    finetune_epochs: int = 30
+    finetune_lr: float = 0.01
+    finetune_milestones: tuple[int, ...] = (10, 20)
+
+    def __post_init__(self) -> None:
+        self._check_least(finetune_epochs=1, finetune_lr=0)
+        if not all(0 < milestone < self.finetune_epochs for milestone in self.finetune_milestones):
+            expected = f"numbers above 0 and below finetune_epochs, {self.finetune_epochs}"
+            advice = "Give milestones that suit the epochs, or [] for a constant rate."
+            raise invalid("option finetune_milestones", repr(list(self.finetune_milestones)), expected, advice)
+
+    def finetuning(self, weight_decay: float) -> Schedule:
+        """The schedule of stage two."""
+        return Schedule(self.finetune_epochs, self.finetune_lr, tuple(self.finetune_milestones), weight_decay)
+
+
 class Learner(ABC):
     """Base class of class-incremental learners. Subclass it and define `stage`.
 
@@ -383,9 +407,19 @@ def head_of(model: nn.Module, why: str) -> nn.Linear:
     raise invalid("network", given, f"a linear layer fc as its head, {why}")
 
 
-def biased_head_of(model: nn.Module, why: str) -> nn.Linear:
-    """The network's head `fc`, which must have a bias too."""
+def plain_head_of(model: nn.Module, why: str) -> nn.Linear:
+    """The network's head `fc`, which must not be a cosine head, whose logits do not depend on the norms of its rows."""
     head = head_of(model, why)
+    if isinstance(head, CosineHead):
+        given = f"{type(model).__name__} whose fc is a CosineHead"
+        advice = "Use head=linear, or another learner such as er."
+        raise invalid("network", given, f"a plain linear layer fc as its head, {why}", advice)
+    return head
+
+
+def biased_head_of(model: nn.Module, why: str) -> nn.Linear:
+    """The network's head `fc`, which must be a plain one and have a bias too."""
+    head = plain_head_of(model, why)
     if getattr(head, "bias", None) is None:  # torch says that it has one
         given = f"{type(model).__name__} whose fc is a {type(head).__name__} without a bias"
         raise invalid("network", given, f"a linear layer fc with a bias as its head, {why}")

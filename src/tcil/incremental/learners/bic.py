@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tcil.foundation.errors import invalid
 from tcil.incremental.learners.base import (
     FORWARD,
+    FinetuningOptions,
     Learner,
     LearnerOptions,
     Schedule,
@@ -26,10 +27,11 @@ _HELD = 900  # key of the random stream that selects the held-out rows
 
 
 @dataclass(frozen=True)
-class BiCOptions(LearnerOptions):
+class BiCOptions(FinetuningOptions):
     """BiC's options.
 
-    `held_out` is the share of images, including exemplars, that are kept for stage two (10 % in the paper).
+    `held_out` is the share of images, including exemplars, that are kept for stage two (10 % in the paper). The first
+    task has no stage two and trains on all its images.
     """
 
     distillation_temperature: float = 2.0
@@ -39,8 +41,8 @@ class BiCOptions(LearnerOptions):
     finetune_milestones: tuple[int, ...] = (30, 45)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_positive("distillation_temperature")
-        self._check_least(finetune_epochs=1, finetune_lr=0)
         if not 0 < self.held_out < 1:
             raise invalid("option held_out", repr(self.held_out), "a share between 0 and 1")
 
@@ -50,7 +52,8 @@ class BiC(Learner):
 
     Stage two, on a class-balanced part of the last tenth: new logits become alpha z + beta; nothing else is trained.
     Afterwards the two numbers are folded into the head, so that the network is a plain one and the teacher of the next
-    task is corrected. Held-out rows stay held out in later tasks, so that stage two never uses trained exemplars.
+    task is corrected. Whether a row is held out depends only on the seed and the row: from the second task on, no
+    held-out row is trained on. The first task trains on all its rows, also on exemplars that later tasks hold out.
     """
 
     meaning = "bias correction: distillation, then new logits corrected on a small held-out set"
@@ -92,10 +95,9 @@ class BiC(Learner):
 
     def _correct(self, name: str, task: TaskData) -> Stage:
         """Stage two: train alpha and beta on fixed logits."""
-        o, fixed = self.options, frozen_copy(self.model)
+        fixed, schedule = frozen_copy(self.model), self.options.finetuning(weight_decay=0.0)
         correction = self.model.correction
         assert isinstance(correction, nn.Parameter)
-        schedule = Schedule(o.finetune_epochs, o.finetune_lr, tuple(o.finetune_milestones), 0.0)
 
         def embed(x: Tensor) -> Tensor:
             with torch.no_grad():

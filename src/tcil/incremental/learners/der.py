@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tcil.incremental.learners.base import (
     FORWARD,
+    FinetuningOptions,
     Head,
     Learner,
     LearnerOptions,
@@ -18,14 +19,14 @@ from tcil.incremental.learners.base import (
     Stage,
     TaskData,
     TaskSize,
-    head_of,
+    plain_head_of,
 )
 from tcil.incremental.learners.frozen import Frozen
 from tcil.incremental.networks import ResNet
 
 
 @dataclass(frozen=True)
-class DEROptions(LearnerOptions):
+class DEROptions(FinetuningOptions):
     """DER's options; the fine-tuning defaults are those for 10 tasks.
 
     `finetune_temperature` divides the logits in stage two only; it is not used at inference, which plausibly causes
@@ -39,8 +40,9 @@ class DEROptions(LearnerOptions):
     finetune_weight_decay: float = 5e-4
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_positive("finetune_temperature")
-        self._check_least(finetune_epochs=1, finetune_lr=0, finetune_weight_decay=0)
+        self._check_least(finetune_weight_decay=0)
 
 
 class ExpandableNetwork(nn.Module):
@@ -48,7 +50,7 @@ class ExpandableNetwork(nn.Module):
 
     def __init__(self, extractor: ResNet, n_classes: int) -> None:
         super().__init__()
-        width = head_of(extractor, "which DER replaces").in_features
+        width = plain_head_of(extractor, "which DER replaces").in_features
         self.fc = nn.Linear(width, n_classes)
         self.aux: nn.Linear | None = None
         extractor.fc = nn.Identity()  # type: ignore[assignment]
@@ -132,7 +134,7 @@ class DER(Learner):
         o = self.options
         with self.fresh(500 + task.index):
             self.model.fc.reset_parameters()
-        schedule = Schedule(o.finetune_epochs, o.finetune_lr, tuple(o.finetune_milestones), o.finetune_weight_decay)
+        schedule = o.finetuning(o.finetune_weight_decay)
         rows = task.balanced_rows(generator)
 
         def loss(features: Tensor, y: Tensor) -> Tensor:

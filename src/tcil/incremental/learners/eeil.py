@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tcil.foundation.options import Option
 from tcil.incremental.learners.base import (
     FORWARD,
+    FinetuningOptions,
     Learner,
     LearnerOptions,
     Schedule,
@@ -31,7 +32,7 @@ class Distillation(Option):
 
 
 @dataclass(frozen=True)
-class EEILOptions(LearnerOptions):
+class EEILOptions(FinetuningOptions):
     """EEIL's options; the fine-tuning defaults are those for 10 tasks."""
 
     distillation: Distillation | str = Distillation.SOFTMAX
@@ -41,8 +42,8 @@ class EEILOptions(LearnerOptions):
     finetune_milestones: tuple[int, ...] = (10, 20)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_positive("distillation_temperature")
-        self._check_least(finetune_epochs=1, finetune_lr=0)
 
 
 class EEIL(Learner):
@@ -77,8 +78,7 @@ class EEIL(Learner):
             # The network after stage one is the teacher of all heads, including the new one.
             heads = task.task_columns[: task.index + 1]
             rows, teacher = task.balanced_rows(generator), frozen_copy(self.model)
-            o = self.options
-            schedule = Schedule(o.finetune_epochs, o.finetune_lr, tuple(o.finetune_milestones), schedule.weight_decay)
+            schedule = self.options.finetuning(schedule.weight_decay)
         loss = self._loss(task, heads, taught=teacher is not None)
         return Stage(name, rows, schedule, loss, list(self.model.parameters()), beside=frozen_teacher(teacher))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from tcil.foundation.errors import invalid
 from tcil.incremental.learners.base import LearnerOptions
 from tcil.incremental.learners.ncm import NCM, ClassMeans
 
@@ -72,9 +74,12 @@ class RandomProjection(ClassMeans):
         """Fit the head to the moments."""
         if not bool(self.counts.sum()):
             return
-        weight = _ridge_regression(self.moments.double().sum(0), self.sums.double().sum(0), self._ridge())
+        if not self.moments.isfinite().all():
+            given = "features that are not finite, or whose squares are not"
+            raise invalid("network", given, "finite features", "Check its weights and the scale of the images.")
+        weights = _ridge_regression(self.moments.double().sum(0), self.sums.double().sum(0))
         with torch.no_grad():
-            self.fc.weight.copy_(weight)
+            self.fc.weight.copy_(weights(self._ridge()))
             self.fc.bias.zero_()
 
     def _ridge(self) -> float:
@@ -83,20 +88,23 @@ class RandomProjection(ClassMeans):
             return float(self.options.ridge)
         fit, held = self.moments.double()
         sums, held_sums = self.sums.double()
-        values, vectors = torch.linalg.eigh(fit)
-        along = sums @ vectors  # solutions for all penalties from one decomposition
+        weights = _ridge_regression(fit, sums)
 
         def error(ridge: float) -> float:
-            weight = along / (values.clamp(min=0) + ridge) @ vectors.T
+            weight = weights(ridge)
             return float(((weight @ held) * weight).sum() - 2 * (weight * held_sums).sum())
 
         return min(_RIDGES, key=error)
 
 
-def _ridge_regression(moments: Tensor, sums: Tensor, ridge: float) -> Tensor:
-    """Weights (classes, features) that minimise the squared error to the one-hot labels plus the penalty."""
-    penalised = moments + ridge * torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
-    return torch.cholesky_solve(sums.T, torch.linalg.cholesky(penalised)).T
+def _ridge_regression(moments: Tensor, sums: Tensor) -> Callable[[float], Tensor]:
+    """Maps a penalty to the weights (classes, features) that minimise the squared error to the one-hot labels plus it.
+
+    One decomposition serves all penalties. Moments are sums in float32: eigenvalues that rounding made negative are 0.
+    """
+    values, vectors = torch.linalg.eigh(moments)
+    along, values = sums @ vectors, values.clamp(min=0)
+    return lambda ridge: along / (values + ridge) @ vectors.T
 
 
 class RanPAC(NCM):

@@ -17,7 +17,7 @@ from tcil.incremental.learners.base import (
     TaskSize,
     distilling_loss,
     frozen_teacher,
-    head_of,
+    plain_head_of,
 )
 
 
@@ -79,13 +79,24 @@ class WA(Learner):
 
 @torch.no_grad()
 def align_weights(model: nn.Module, old: int, seen: int) -> float:
-    """Scale the new classes' weight rows by (mean norm of old rows) / (mean norm of new rows); return that ratio."""
+    """Scale the new classes' weight rows by (mean norm of old rows) / (mean norm of new rows); return that ratio.
+
+    If the rows of either kind are all 0, as a restriction may leave them, there is no such ratio: it raises.
+    """
     head = _head(model)
     norms = head.weight[:seen].norm(dim=1)
+    empty = [name for name, rows in (("old", norms[:old]), ("new", norms[old:])) if not rows.any()]
+    if empty:
+        from tcil.incremental.training import TrainingDiverged  # which imports the learners
+
+        rows = f"the head's rows of {' and '.join(empty)} classes"
+        raise TrainingDiverged(
+            f"alignment of WA: {rows} are all 0; lower lr or weight_decay, or turn restrict_head off"
+        )
     gamma = norms[:old].mean() / norms[old:seen].mean()
     head.weight[old:seen] *= gamma
     return float(gamma)
 
 
 def _head(model: nn.Module) -> nn.Linear:
-    return head_of(model, "whose rows WA aligns")
+    return plain_head_of(model, "whose rows WA aligns")
