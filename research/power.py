@@ -26,9 +26,8 @@ MANY = 200_000  # images from which the factor of an ECE is found
 def main() -> None:
     """Simulate, print and store how often a difference is found."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    cases: dict[str, dict[str, float]] = {f"ECE {100 * error:.0f} % to 0": {} for error in ERRORS} | {
-        "equally good": {}
-    }
+    titles = [*(f"ECE {100 * error:.0f} % to 0" for error in ERRORS), "equally good"]
+    cases: dict[str, dict[str, float]] = {title: {} for title in titles}
     factors = {error: factor_of(error) for error in ERRORS}
     for count in COUNTS:
         for error, found in zip(ERRORS, cases.values(), strict=False):
