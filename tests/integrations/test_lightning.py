@@ -106,6 +106,63 @@ def test_exemplars_that_training_never_shows(lightning, blob_tasks):
         trainer_of(lightning, callback).fit(module, DataLoader(TensorDataset(*train), 16))
 
 
+def soft(labels):
+    """Labels as mixup gives them."""
+    return 0.7 * nn.functional.one_hot(labels, 6) + 0.3 * nn.functional.one_hot(labels.flip(0), 6)
+
+
+def ignoring(labels):
+    """A label of -1 in every batch, which the loss leaves out."""
+    return torch.where(torch.arange(len(labels)) % 5 == 0, -1, labels)
+
+
+def trained_on(lightning, blob_tasks, change, seen=lambda batch_idx: True, **more):
+    """A training on the second task and its memory, whose labels are changed on their way into the loss."""
+    module = module_of(lightning)
+    x, y = (torch.cat(pair) for pair in zip(blob_tasks[0][0], blob_tasks[1][0], strict=True))
+    callback = callback_of(tcil.PACT(), new_classes=[2, 3], valid=blob_tasks[1][1], memory=(x, y), **more)
+    loss = nn.CrossEntropyLoss(ignore_index=-1)
+    module.training_step = lambda batch, batch_idx: loss(module(batch[0]), batch[1])
+    rows = [part.split(24) for part in (x, y)]
+    batches = [(a, change(b) if seen(i) else b) for i, (a, b) in enumerate(zip(*rows, strict=True))]
+    trainer_of(lightning, callback).fit(module, DataLoader(batches, batch_size=None))
+    return callback, batches
+
+
+def test_labels_that_training_ignores_are_not_counted(lightning, blob_tasks):
+    callback, batches = trained_on(lightning, blob_tasks, ignoring)
+    labels = torch.cat([batch[1] for batch in batches])
+    assert callback.presented == {label: 4 * int((labels == label).sum()) for label in range(4)}
+    assert callback.calibrator.temperature_ > 0
+
+
+def test_batches_of_soft_labels_do_not_end_a_training(lightning, blob_tasks):
+    callback, batches = trained_on(lightning, blob_tasks, soft, seen=lambda index: index % 2)
+    hard = torch.cat([labels for _, labels in batches if labels.ndim == 1])
+    assert callback.presented == {label: 4 * int((hard == label).sum()) for label in range(4)}
+    with pytest.raises(ValueError, match=r"imbalance: got None, and training batches without labels.*unpack="):
+        trained_on(lightning, blob_tasks, soft)
+    assert trained_on(lightning, blob_tasks, soft, imbalance=1.0)[0].calibrator.temperature_ > 0
+
+
+def test_labels_are_read_without_a_look_at_the_inputs(lightning, blob_tasks, monkeypatch):
+    """Neither checks nor checksums of the images: they took half a second for a large batch."""
+    from tcil.integrations import lightning as own
+
+    (train, valid, test), _, _ = blob_tasks
+    callback = callback_of(tcil.PACT(), new_classes=[0, 1], valid=valid, memory=train)
+
+    def refuse(*args):
+        raise AssertionError("the inputs were read")
+
+    monkeypatch.setattr(own.ExampleStream, "_checked", refuse)
+    for x, y in (train, test):
+        broken = torch.full_like(x, torch.nan), y
+        callback.on_train_batch_end(None, None, None, broken, 0)
+        callback.on_test_batch_end(None, None, {"logits": torch.zeros(len(x), 6)}, broken, 0)
+    assert callback.presented == {0: 160, 1: 160}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -114,6 +171,7 @@ def test_exemplars_that_training_never_shows(lightning, blob_tasks):
         ({"classes": [0, 1]}, "labels among classes"),
         ({"columns": [0]}, "columns: got 1 columns"),
         ({"imbalance": 0}, "imbalance: got 0"),
+        ({"unpack": "image"}, "unpack: got 'image'"),
     ],
 )
 def test_odd_arguments_are_refused(lightning, arguments, message):

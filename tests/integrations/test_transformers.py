@@ -69,6 +69,84 @@ def test_embeddings_give_the_same_logits_and_padding_is_never_perturbed(bert):
     assert float(gradient[batch["attention_mask"] == 1][:, :-1].abs().min(dim=1).values.max()) > 0
 
 
+def untrained(name, **more):
+    """A tiny classifier of four classes, whose logits differ clearly."""
+    transformers = need("transformers")
+    seed_everything()
+    size = {"vocab_size": 24, "num_labels": 4, "pad_token_id": 0, "initializer_range": 0.5}
+    config = getattr(transformers, f"{name}Config")(**size, **more)
+    return getattr(transformers, f"{name}ForSequenceClassification")(config).eval()
+
+
+LAYERS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+DECODERS = [("GPT2", {"n_embd": 16, "n_layer": 1, "n_head": 2}), ("Llama", LAYERS)]
+
+
+def pairs_of(labels, count, seed):
+    """Texts of two segments."""
+    batch = texts(labels, count, seed)
+    return {**batch, "token_type_ids": (torch.arange(8) >= 3).long() * batch["attention_mask"]}
+
+
+def test_the_segments_of_a_text_reach_the_model():
+    """What T-CIL is fitted on are the logits of `model(**batch)`, and segments are not perturbed."""
+    model, batch = untrained("Bert", **LAYERS), pairs_of(range(4), 10, 3)
+    embedded = module().EmbeddingClassifier(model)
+    x = embedded.embed(batch).requires_grad_()
+    logits, expected = embedded(x), module().predict_logits(model, [batch])[0]
+    assert torch.allclose(logits, expected, atol=1e-4)
+    without = {key: value for key, value in batch.items() if key != "token_type_ids"}
+    assert not torch.allclose(module().predict_logits(model, [without])[0], expected, atol=0.1)
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(logits, batch["labels"]), x)
+    assert float(gradient[..., -2:].abs().max()) == 0
+    noise = 100 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    assert embedded(x.detach() + noise).shape == (40, 4)  # PerturbTS: segments remain among those that there are
+    calibrator = module().fit(tcil.TCIL(), model, [batch], [pairs_of([2, 3], 20, 5)], [2, 3])
+    own = tcil.TCIL().fit(
+        embedded, *((embedded.embed(b), b["labels"]) for b in (batch, pairs_of([2, 3], 20, 5))), new_classes=[2, 3]
+    )
+    assert calibrator.temperature_ == pytest.approx(own.temperature_, abs=1e-6)
+
+
+def test_arguments_that_are_not_of_tokens_are_left_out(bert):
+    embedded, batch = module().EmbeddingClassifier(bert), texts(range(4), 2, 3)
+    assert torch.equal(embedded.embed({**batch, "index": torch.arange(8)}), embedded.embed(batch))
+    with pytest.raises(ValueError, match=r"batch: got the arguments .*'token_type_ids'\]; expected those of the first"):
+        embedded.embed(pairs_of(range(4), 2, 3))
+
+
+@pytest.mark.parametrize(("name", "more"), DECODERS)
+def test_decoders_need_padding_on_the_left(name, more):
+    """They find the last token by the ids of padding, so embeddings would give the logits of padding."""
+    model, calibrator = untrained(name, **more), tcil.TCIL()
+    memory, valid = texts(range(4), 6, 4), texts([2, 3], 20, 5)
+    with pytest.raises(ValueError, match=r"memory: got texts whose logits .* pad on the left \(tokenizer\."):
+        module().fit(calibrator, model, [memory], [valid], [2, 3])
+    assert not hasattr(calibrator, "temperature_")
+    flipped = [{k: v.flip(1) if v.ndim > 1 else v for k, v in batch.items()} for batch in (memory, valid)]
+    embedded = module().EmbeddingClassifier(model)
+    for batch in flipped:
+        assert torch.allclose(embedded(embedded.embed(batch)), module().predict_logits(model, [batch])[0], atol=1e-4)
+    module().fit(calibrator, model, *([batch] for batch in flipped), new_classes=[2, 3])
+    assert calibrator.temperature_ > 0
+
+
+def test_padding_is_looked_for_in_all_batches():
+    model = untrained("Llama", **LAYERS)
+    whole = {**texts(range(4), 6, 4), "attention_mask": torch.ones(24, 8).long()}
+    whole["input_ids"] = whole["input_ids"].clamp(min=1)
+    with pytest.raises(ValueError, match=r"valid: got texts whose logits .*padding_side = 'left'"):
+        module().fit(tcil.TCIL(), model, [whole], [whole, texts([2, 3], 20, 5)], [2, 3])
+
+
+def test_models_that_count_positions_by_padding_need_it_on_the_right():
+    model, batch = untrained("Roberta", **LAYERS), texts(range(4), 6, 4)
+    module().fit(tcil.TCIL(), model, [batch], [texts([2, 3], 20, 5)], [2, 3])
+    flipped = {k: v.flip(1) if v.ndim > 1 else v for k, v in batch.items()}
+    with pytest.raises(ValueError, match=r"memory: got texts .*padding_side = 'right'"):
+        module().fit(tcil.TCIL(), model, [flipped], [texts([2, 3], 20, 5)], [2, 3])
+
+
 @pytest.mark.parametrize("kind", [tcil.TCIL, tcil.PACT])
 def test_text_classes_that_arrive_over_time(bert, kind):
     """The same as T-CIL on tensors of embeddings; the answer belongs to the model that takes token ids."""

@@ -13,8 +13,9 @@ from tcil.calibration.calibrators import Calibrator
 from tcil.calibration.calibrators.arguments import positive
 from tcil.calibration.exemplars import as_new_classes
 from tcil.calibration.inputs.examples import Examples, ExampleStream, Unpack
-from tcil.foundation.arrays import as_classes
+from tcil.foundation.arrays import as_classes, as_labels
 from tcil.foundation.errors import invalid, shortened
+from tcil.foundation.extensions import said
 from tcil.integrations.extras import missing_extra
 from tcil.integrations.fitting import (
     checked_calibrator,
@@ -58,7 +59,8 @@ class CalibrationCallback(Callback):
     columns : iterable of int, optional
         Their columns in the module's logits. Default: the first ones if `classes` is given, else the labels.
     imbalance : float, optional
-        For PACT. Default: as counted in training batches.
+        For PACT. Default: as counted in training batches: their integer labels of 0 or more. Others, such as the soft
+        labels of mixup, are not counted.
     unpack : two keys, two positions or a function, optional
         Where a batch has its inputs and labels. Default: as `TCIL.fit` finds them.
 
@@ -104,18 +106,27 @@ class CalibrationCallback(Callback):
         self.imbalance = None if imbalance is None else positive(imbalance, "imbalance")
         self.presented: Counter[int] = Counter()
         self._valid, self._memory, self._unpack = valid, memory, unpack
+        self._uncounted = ""  # why the labels of a batch could not be counted
+        example = torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)
+        self._reader = ExampleStream(example, "batch", batch_size=1, unpack=unpack)
         self._rows: list[tuple[Tensor, Tensor]] = []
 
     # training ------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Count from the beginning."""
-        self.presented = Counter()
+        self.presented, self._uncounted = Counter(), ""
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count the labels of the batch, where they are needed."""
-        if self.imbalance is None and needs_imbalance(self.calibrator):
-            self.presented.update(self._parts(batch)[1].tolist())
+        """Count the labels of the batch, where they are needed; no batch that can be trained on ends the training."""
+        if self.imbalance is not None or not needs_imbalance(self.calibrator):
+            return
+        try:
+            labels = self._parts(batch)[1]
+        except Exception as error:  # `unpack` may be the user's own
+            self._uncounted = self._uncounted or said(error)
+        else:
+            self.presented.update(labels[labels >= 0].tolist())
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Fit the calibrator."""
@@ -135,6 +146,15 @@ class CalibrationCallback(Callback):
         if self.imbalance is not None or not needs_imbalance(self.calibrator):
             return self.imbalance
         ratio = presented_ratio(self.presented, self.classes, self.new_classes)
+        if ratio is not None and not self.presented:
+            reason = f" ({self._uncounted})" if self._uncounted else ""
+            given = f"None, and training batches without labels that can be counted{reason}"
+            advice = (
+                "Pass imbalance=, how many images of a new class training presented for each one of an old class; or"
+                " unpack=, a function that returns inputs and integer labels of a batch; or a calibrator that does not"
+                " need it, such as tcil.TCIL()."
+            )
+            raise invalid("imbalance", given, "a number, or integer labels", advice)
         if ratio == float("inf"):
             given = "None, and training batches without a single image of an old class"
             raise invalid("imbalance", given, "a number, where exemplars reach training by another way")
@@ -174,10 +194,10 @@ class CalibrationCallback(Callback):
         for name, value in {"ece": float(ece), "ece_uncalibrated": float(plain), **named}.items():
             pl_module.log(f"calibration/{name}", float(value))
 
-    def _parts(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of a batch, found as `fit` finds them."""
-        (pair,) = list(ExampleStream([batch], "batch", batch_size=1, unpack=self._unpack, integers=True))
-        return pair[0], pair[1]
+    def _parts(self, batch: Any) -> tuple[Any, Tensor]:
+        """Inputs and labels of a batch, found as `fit` finds them; the inputs are those of the user, unchecked."""
+        inputs, labels = self._reader.unpacked(batch)
+        return inputs, as_labels(labels, "batch labels")
 
 
 def _now(examples: Any) -> Any:

@@ -6,16 +6,24 @@ Token ids cannot be perturbed, so T-CIL and PACT are fitted on their embeddings,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tcil.calibration.calibrators import Calibrator
-from tcil.calibration.inputs.classifier import Classifier
-from tcil.calibration.inputs.features import select_logits
+from tcil.calibration.inputs.classifier import Classifier, as_taken
+from tcil.calibration.inputs.features import check_rows, select_logits
 from tcil.foundation import random_state
-from tcil.foundation.arrays import as_classes, as_labels, at_least_float32, classes_and_columns, pick_columns
+from tcil.foundation.arrays import (
+    as_classes,
+    as_labels,
+    at_least_float32,
+    classes_and_columns,
+    gap_and_size,
+    pick_columns,
+)
 from tcil.foundation.errors import invalid, warnings_of
 from tcil.integrations.extras import missing_extra
 from tcil.integrations.fitting import checked_calibrator, fit_after_task, named_by, require_memory, takes_logits
@@ -30,14 +38,39 @@ __all__ = ["EmbeddingClassifier", "fit", "predict_logits"]
 AnyCalibrator = TypeVar("AnyCalibrator", bound=Calibrator)
 Batches = Iterable[Mapping[str, Any]]  # as a data collator makes them, labels included
 _LABELS = ("labels", "label")
+_READ = ("input_ids", "attention_mask")  # what `embed` reads itself
+# Differences of logits that rounding does not explain, relative to the largest logit: on a CPU in full precision, else.
+_NOT_ROUNDING, _NOT_ROUNDING_HALF = 1e-3, 0.25
+
+
+@dataclass
+class _Argument:
+    """An argument of the model with values for each token, such as `token_type_ids`, which travel as channels."""
+
+    shape: torch.Size  # of the values of one token
+    dtype: torch.dtype
+    least: float = 0.0
+    most: float = 0.0
+
+    def channels(self, value: Tensor) -> Tensor:
+        """The values as channels (N, L, C)."""
+        if value.numel():
+            self.least, self.most = min(self.least, float(value.min())), max(self.most, float(value.max()))
+        return value.reshape(*value.shape[:2], -1).float()
+
+    def value(self, channels: Tensor) -> Tensor:
+        """The values again, without a gradient; noise of PerturbTS does not lead to ids that do not exist."""
+        value = channels.detach().reshape(*channels.shape[:2], *self.shape)
+        return (value if self.dtype.is_floating_point else value.round().clamp(self.least, self.most)).to(self.dtype)
 
 
 class EmbeddingClassifier(nn.Module):
     """A text classifier as a function of its input embeddings, which T-CIL can perturb.
 
-    The input is one floating-point tensor (N, L, D + 1): the token embeddings, divided by their standard deviation over
-    the vocabulary so that magnitudes are comparable with those of normalised images, and the attention mask as the last
-    channel. The mask has no gradient, so neither it nor masked tokens are perturbed.
+    The input is one floating-point tensor (N, L, C): the token embeddings, divided by their standard deviation over the
+    vocabulary so that magnitudes are comparable with those of normalised images; further arguments of the model that
+    have values for each token, such as `token_type_ids`; and the attention mask as the last channel. Only embeddings
+    have a gradient, so neither these arguments nor masked tokens are perturbed.
 
     Parameters
     ----------
@@ -67,33 +100,48 @@ class EmbeddingClassifier(nn.Module):
         weight = model.get_input_embeddings().weight.detach().float()
         self.register_buffer("scale", weight.std().clamp(min=1e-12), persistent=False)
         self.training = model.training
+        self._width = weight.shape[1]
+        self._arguments: dict[str, _Argument] | None = None  # those of the first batch
 
     def embed(self, batch: Mapping[str, Any]) -> Tensor:
-        """The inputs (N, L, D + 1) of a batch of token ids.
+        """The inputs (N, L, C) of a batch of token ids.
 
         Parameters
         ----------
         batch : mapping
-            With `input_ids` and, unless nothing is padded, `attention_mask`.
+            With `input_ids` and, unless nothing is padded, `attention_mask`. Other arguments with values for each token
+            are passed on to the model; all batches must have the same. Labels and other entries are left out.
 
         Returns
         -------
         Tensor
-            Scaled embeddings, and the mask as the last channel.
+            Scaled embeddings, other arguments, and the mask as the last channel.
         """
         if "input_ids" not in batch:
             raise invalid("batch", f"the keys {sorted(batch)}", "input_ids among them")
-        ids = torch.as_tensor(batch["input_ids"])
-        mask = torch.as_tensor(batch.get("attention_mask", torch.ones_like(ids)))
         home = self.scale.device
+        ids = torch.as_tensor(batch["input_ids"]).to(home)
+        mask = torch.as_tensor(batch.get("attention_mask", torch.ones_like(ids))).to(home)
+        passed = {name: value.to(home) for name, value in _others(batch).items() if value.shape[:2] == ids.shape}
+        found = {name: (value.shape[2:], value.dtype) for name, value in passed.items()}
+        if self._arguments is None:
+            self._arguments = {name: _Argument(*kind) for name, kind in found.items()}
+        if found != {name: (argument.shape, argument.dtype) for name, argument in self._arguments.items()}:
+            same = f"those of the first batch, {sorted([*_READ, *self._arguments])}, of the same types"
+            raise invalid("batch", f"the arguments {sorted([*_READ, *found])}", same)
         with torch.no_grad():
-            vectors = self.model.get_input_embeddings()(ids.to(home)).float() / self.scale
-        return torch.cat([vectors, mask.to(home).float()[..., None]], dim=-1)
+            vectors = self.model.get_input_embeddings()(ids).float() / self.scale
+        more = [argument.channels(passed[name]) for name, argument in self._arguments.items()]
+        return torch.cat([vectors, *more, mask.float()[..., None]], dim=-1)
 
     def forward(self, x: Tensor) -> Tensor:
         """The model's logits for these embeddings."""
         mask = (x[..., -1] > 0.5).long()
-        return select_logits(self.model(inputs_embeds=x[..., :-1] * self.scale.to(x.dtype), attention_mask=mask))
+        arguments = self._arguments or {}
+        vectors, *more = x[..., :-1].split([self._width, *(a.shape.numel() for a in arguments.values())], dim=-1)
+        passed = {name: arguments[name].value(part) for name, part in zip(arguments, more, strict=True)}
+        vectors = vectors * self.scale.to(x.dtype)
+        return select_logits(self.model(inputs_embeds=vectors, attention_mask=mask, **passed))
 
 
 def predict_logits(
@@ -160,8 +208,9 @@ def fit(
 ) -> AnyCalibrator:
     """Fit a calibrator on a text classifier after a task, by `partial_fit`.
 
-    T-CIL and PACT perturb the embeddings of the exemplars' tokens; all batches must be padded to one length.
-    Calibrators of logits run the model as it is.
+    T-CIL and PACT perturb the embeddings of the exemplars' tokens; all batches must be padded to one length. It is
+    checked first that embeddings give the logits of the token ids: a decoder such as GPT-2 or Llama needs padding on
+    the left, or none. Calibrators of logits run the model as it is.
 
     Parameters
     ----------
@@ -170,8 +219,8 @@ def fit(
     model : transformers.PreTrainedModel
         The trained classifier. It is left unchanged.
     memory : iterable of mappings or None
-        Batches of exemplars of all classes, with `input_ids`, `attention_mask` and `labels`. Not needed by
-        calibrators of logits.
+        Batches of exemplars of all classes, with `input_ids`, `attention_mask`, `labels` and what else the model
+        takes, such as `token_type_ids`. Not needed by calibrators of logits.
     valid : iterable of mappings
         Batches of held-out text of the new classes.
     new_classes : iterable of int
@@ -217,9 +266,15 @@ def fit(
 def _embedded(classifier: EmbeddingClassifier, batches: Batches, argument: str) -> tuple[Tensor, Tensor]:
     _refuse_single(batches, argument)
     inputs, labels = list[Tensor](), list[Tensor]()
+    padding_seen = False
     for batch in batches:
         given, own = _without_labels(batch, classifier.scale.device)
-        inputs.append(classifier.embed(given))
+        embedded = classifier.embed(given)
+        padded = not bool(embedded[..., -1].all())
+        if not inputs or (padded and not padding_seen):
+            _check_logits(classifier, given, embedded, argument)
+        padding_seen = padding_seen or padded
+        inputs.append(embedded)
         labels.append(own)
     if not inputs:
         raise invalid(argument, "no batches", "at least one batch")
@@ -229,6 +284,37 @@ def _embedded(classifier: EmbeddingClassifier, batches: Batches, argument: str) 
         advice = "Pad all of them: tokenizer(..., padding='max_length', max_length=...)."
         raise invalid(argument, given_lengths, "one length for all", advice)
     return torch.cat(inputs), torch.cat(labels)
+
+
+def _check_logits(classifier: EmbeddingClassifier, batch: dict[str, Tensor], inputs: Tensor, argument: str) -> None:
+    """Raise if the embeddings of a batch give other logits than its token ids, on which the model is used."""
+    with random_state.preserved(), Classifier(classifier), torch.no_grad():
+        own = select_logits(classifier.model(**batch))
+        found = classifier(as_taken(classifier, inputs))
+    check_rows(own, inputs)
+    gap, size = gap_and_size(found, own)
+    full = own.device.type == "cpu" and own.dtype in (torch.float32, torch.float64)
+    if gap <= (_NOT_ROUNDING if full else _NOT_ROUNDING_HALF) * size:
+        return
+    reader, side = "Decoders such as GPT-2 find the end of a text", "left"
+    if not bool(inputs[:, 0, -1].all()):  # padded on the left
+        reader, side = "Models such as RoBERTa count positions", "right"
+    advice = (
+        f"{reader} by the ids of padding, which embeddings do not have: pad on the {side} (tokenizer.padding_side ="
+        f" {side!r}), or pass batches without padding."
+    )
+    left_out = [name for name, value in _others(batch).items() if value.shape[:2] != inputs.shape[:2]]
+    if left_out:
+        advice += f" Or the model needs {', '.join(left_out)}, without values for each token: it cannot be passed on."
+    advice += " Calibrators of logits, such as tcil.TemperatureScaling(), need no embeddings."
+    given = f"texts whose logits from inputs_embeds differ from those from input_ids by up to {gap:.3g}"
+    raise invalid(argument, given, f"the same logits, which are up to {size:.3g}", advice)
+
+
+def _others(batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The arguments of the model in a batch besides token ids and mask, by name."""
+    names = sorted(name for name, value in batch.items() if name not in (*_READ, *_LABELS) and value is not None)
+    return {name: torch.as_tensor(batch[name]) for name in names}
 
 
 def _refuse_single(batches: Any, argument: str) -> None:

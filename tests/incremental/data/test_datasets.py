@@ -230,6 +230,35 @@ class TestPictures:
         save_file({**load_file(cache), "images": torch.full((3, 1, 2, 2), 7.5)}, cache)
         assert self.greys(tmp_path) == {"cat": [10], "dog": [110]}
 
+    def test_a_flipped_bit_of_decoded_images_is_found(self, tmp_path):
+        self.folder(tmp_path, {"cat": 10, "dog": 110})
+        load_dataset("image-folder", tmp_path)
+        cache = tmp_path / "train" / "cache-32.safetensors"
+        whole, stored = cache.read_bytes(), load_file(cache)
+        for place in (-1, -1000):  # of the hash or the images, as safetensors lays them out
+            content = bytearray(whole)
+            content[place] ^= 0x40
+            cache.write_bytes(content)
+            assert self.greys(tmp_path) == {"cat": [10], "dog": [110]}
+            assert cache.read_bytes() == whole
+        stored["images"][0, 0, 0, 0] += 1
+        save_file(stored, cache)
+        assert self.greys(tmp_path) == {"cat": [10], "dog": [110]}
+
+    def test_decoded_images_of_older_versions_are_decoded_again(self, tmp_path):
+        """Their hash was that of the files alone."""
+        self.folder(tmp_path, {"cat": 10, "dog": 110})
+        images = load_dataset("image-folder", tmp_path).train.images
+        cache, digest = tmp_path / "train" / "cache-32.safetensors", hashlib.sha256(b"pictures 2;32;")
+        whole = cache.read_bytes()
+        for name in ("cat", "dog"):
+            for i in range(2):
+                digest.update(hashlib.sha256((tmp_path / "train" / name / f"{i}.bmp").read_bytes()).digest())
+        key = torch.tensor(list(digest.digest()), dtype=torch.uint8)
+        save_file({"images": torch.zeros_like(images), "key": key}, cache)
+        assert self.greys(tmp_path) == {"cat": [10], "dog": [110]}
+        assert cache.read_bytes() == whole
+
     @pytest.mark.parametrize("suffix", ["png", "tiff"])
     def test_sixteen_bits_become_eight(self, tmp_path, suffix):
         self.folder(tmp_path, {"cat": 10, "dog": 110})
@@ -252,14 +281,18 @@ class TestPictures:
     def test_hidden_and_empty_folders_are_no_classes(self, tmp_path):
         """Such as those that notebooks leave; the folder may be any path-like object."""
         self.folder(tmp_path, {"cat": 10, "dog": 110})
-        picture(tmp_path / "test" / ".ipynb_checkpoints" / "0.png", 32, seed=0)
+        for part in ("test", "train", "train/cat", "train/cat/more/.hidden"):
+            picture(tmp_path / part / ".ipynb_checkpoints" / "0.png", 32, seed=0)
+        (tmp_path / "train" / "dog" / "._0.png").write_bytes(b"of a system, no picture")
         (tmp_path / "test" / "empty").mkdir()
 
         class Place:
             def __fspath__(self):
                 return str(tmp_path)
 
-        assert load_dataset("image-folder", Place()).class_names == ("cat", "dog")
+        data = load_dataset("image-folder", Place())
+        assert data.class_names == ("cat", "dog")
+        assert len(data.train) == len(data.test) == 4
 
     def test_a_strip_does_not_fill_the_memory(self, tmp_path):
         """Scaled to 64 pixels in height, it would have 64 million in width."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import tarfile
 import threading
 import zipfile
@@ -115,6 +116,20 @@ def test_a_part_that_is_a_link(server, tmp_path):
     with pytest.raises(ValueError, match=r"data\.tar\.gz\.part, a link; expected a regular file"):
         download("it", tmp_path / "in", releases=release(server, tar_of({"data/train": b"x"})))
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_what_a_killed_command_left_does_not_stop_the_next(server, tmp_path):
+    """In a container the next process has the same id; what is not such a folder stays."""
+    left = [tmp_path / f".data.{os.getpid()}.part", tmp_path / ".data.x1y2.part"]
+    for folder in left:
+        (folder / "data").mkdir(parents=True)
+        (folder / "data" / "train").write_bytes(b"half")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / ".data.link.part").symlink_to(tmp_path / "mine")
+    (tmp_path / ".other.1.part").mkdir()
+    target = download("it", tmp_path, releases=release(server, tar_of({"data/train": b"x"})))
+    assert (target / "train").read_bytes() == b"x"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".data.link.part", ".other.1.part", "data", "mine"]
 
 
 def test_archives_cannot_write_outside(server, tmp_path):

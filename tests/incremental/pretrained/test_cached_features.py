@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tcil.extending import Backbone, Dataset, ImageSet
@@ -129,6 +130,72 @@ def test_a_damaged_file_is_computed_again(cache, damage):
     file = next(cache.folder.rglob("train-0000010.safetensors"))
     file.write_bytes(file.read_bytes()[:-7] if damage is None else damage)
     assert torch.equal(cache.dataset(images(), Cut.FEATURES).train.images, whole)
+
+
+def cached(cache, name):
+    return next(cache.folder.rglob(name))
+
+
+def test_a_flipped_bit_is_found(cache):
+    whole = cache.dataset(images(), Cut.FEATURES)
+    file = cached(cache, "test-0000000.safetensors")
+    before = file.read_bytes()
+    for place in (-1, -20, 60):
+        content = bytearray(before)
+        content[place] ^= 0x40
+        file.write_bytes(content)
+        again = cache.dataset(images(), Cut.FEATURES)
+        assert torch.equal(again.test.images, whole.test.images)
+        assert file.read_bytes() == before
+
+
+def test_a_file_in_the_place_of_another_is_found(cache):
+    """Of the same cache, or of another backbone's, for as many images of the same shape."""
+    own = images(n_train=9)
+    whole = cache.dataset(own, Cut.FEATURES)
+    file = cached(cache, "test-0000000.safetensors")
+    other = FeatureCache(cache.folder / "other", make_backbone(seed=1), SIDE)
+    other.dataset(own, Cut.FEATURES)
+    for taken in (cached(cache, "train-0000000.safetensors"), cached(other, "test-0000000.safetensors")):
+        file.write_bytes(taken.read_bytes())
+        assert torch.equal(cache.dataset(own, Cut.FEATURES).test.images, whole.test.images)
+
+
+def test_files_of_older_versions_are_computed_again(cache):
+    """They have no checksum."""
+    whole = cache.dataset(images(), Cut.FEATURES)
+    file = cached(cache, "test-0000000.safetensors")
+    sealed, stored = file.read_bytes(), load_file(file)
+    save_file({name: torch.zeros_like(tensor) for name, tensor in stored.items()}, file)
+    again = cache.dataset(images(), Cut.FEATURES)
+    assert torch.equal(again.test.images, whole.test.images)
+    assert again.fingerprint() == whole.fingerprint()
+    assert file.read_bytes() == sealed
+
+
+def test_the_name_of_a_backbone_may_have_spaces(cache):
+    spaced = FeatureCache(cache.folder, replace(cache.backbone, name="my tiny = one"), SIDE)
+    spaced.dataset(images(), Cut.FEATURES)
+    once = Counting.total
+    spaced.dataset(images(), Cut.FEATURES)
+    assert Counting.total == once
+
+
+@pytest.mark.parametrize("place", ["all", "home", "cut", "file"])
+def test_nothing_is_written_through_a_link(tmp_path, place):
+    """As in run folders, beside which this one is: a link would choose which files are overwritten."""
+    cache = FeatureCache(tmp_path / "out" / "features", make_backbone(), SIDE)
+    home = cache.home(str(images().fingerprint()["sha256"]))
+    cut = home / Cut.FEATURES.value
+    link = {"all": cache.folder, "home": home, "cut": cut, "file": cut / "train-0000010.safetensors"}[place]
+    target = tmp_path / "outside"
+    target.mkdir()
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target / "features" if place == "file" else target)
+    with pytest.raises(ValueError, match=r"a link to .*outside.*Nothing was written"):
+        cache.dataset(images(), Cut.FEATURES)
+    assert not list(target.iterdir())
+    assert link.is_symlink()
 
 
 def test_other_content_has_another_folder(cache):

@@ -70,7 +70,7 @@ class ExampleStream:
         self._first_pass: list[int] | None = None
         self._pair: Batch | None = None
         self.batch_size = batch_size
-        self._split: Callable[[Any], tuple[Any, Any]] = self._unpacked
+        self._split: Callable[[Any], tuple[Any, Any]] = self.unpacked
         if isinstance(data, (tuple, list)) and len(data) == 2 and _is_array(data[0]) and _is_array(data[1]):
             self.given_as_numpy = isinstance(data[0], np.ndarray)
             self._pair = self._checked(*data)
@@ -175,7 +175,7 @@ class ExampleStream:
 
     def _collated(self, examples: list[Any]) -> Batch:
         """A batch from single examples; other parts than inputs and label are dropped."""
-        inputs, labels = zip(*(self._unpacked(example) for example in examples), strict=True)
+        inputs, labels = zip(*(self.unpacked(example) for example in examples), strict=True)
         if isinstance(inputs[0], Mapping) or (_are_arrays(inputs[0]) and len({p.shape for p in inputs[0]}) > 1):
             raise self._several(inputs[0])
         return self._stacked(inputs, "inputs"), self._stacked(labels, "labels")
@@ -196,7 +196,7 @@ class ExampleStream:
     def _is_example(self, item: Any) -> bool:
         """Whether this is a single example and not a batch: its label is a single number."""
         if not callable(self._unpack):
-            return _is_scalar(self._unpacked(item)[1])
+            return _is_scalar(self.unpacked(item)[1])
         try:
             pair = self._unpack(item)
         except Exception:  # the user's function expects batches
@@ -253,7 +253,7 @@ class ExampleStream:
             )
         return self._checked(inputs, labels)
 
-    def _unpacked(self, batch: Any) -> tuple[Any, Any]:
+    def unpacked(self, batch: Any) -> tuple[Any, Any]:
         """Inputs and labels of a batch, or of a single example."""
         if callable(self._unpack):
             pair = self._unpack(batch)

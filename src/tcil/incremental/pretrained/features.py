@@ -1,7 +1,8 @@
 """A cache of the features that a frozen backbone computes for a dataset, in a folder named after its content.
 
 Each file holds the features of a part of the images, in half precision. Files are written atomically, so that
-interrupted work resumes with the next file and several processes may fill the same folder.
+interrupted work resumes with the next file and several processes may fill the same folder. They carry a checksum and
+their own name; damaged files, those in the place of another and those of older versions are computed again.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from enum import StrEnum
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from tcil.foundation.files import make_folder, replace_file
+from tcil.foundation.boundary import inside
+from tcil.foundation.checksums import Damaged, open_tensors, seal_tensors
+from tcil.foundation.files import make_folder, read_regular, replace_file
 from tcil.foundation.folding import folded_copy
 from tcil.incremental.data.images import Dataset, ImageSet
 from tcil.incremental.pretrained.backbones import Backbone
 
-FORMAT = 1  # of the files; part of the folder's name
+FORMAT = 1  # of the files; part of the folder's name, and so of what identifies the images of a stored run
+_SEAL = {"features": "sealed"}  # files of older versions have no such note, and no checksum
 ROWS, BATCH = 2000, 25  # images per file and per forward pass; on a CPU 25 are 1.5 times as fast as 50
 
 OnFile = Callable[[int, int], None]  # called with the number of finished files and of all files
@@ -43,7 +45,7 @@ class FeatureCache:
     Parameters
     ----------
     folder : Path
-        Folder of all caches; this one is a subfolder.
+        Folder of all caches; this one is a subfolder. Like those of runs, it may not be or contain a link.
     backbone : Backbone
         The backbone that computes the features.
     side : int
@@ -89,14 +91,19 @@ class FeatureCache:
     def _part(self, home: Path, part: ImageSet, name: str, start: int, cut: Cut, compute: _Compute) -> Tensor:
         """Features of the images of one file."""
         pixels = part.images[start : start + ROWS]
-        file = home / cut.value / f"{name}-{start:07d}.safetensors"
+        file = self._file(home, cut, f"{name}-{start:07d}.safetensors")
         stored = _read(file, len(pixels))
         if stored is None:
-            below = None if cut is Cut.MAPS else _read(home / Cut.MAPS.value / file.name, len(pixels))
+            below = None if cut is Cut.MAPS else _read(self._file(home, Cut.MAPS, file.name), len(pixels))
             stored = compute(pixels, below, cut)
             make_folder(file.parent)
-            replace_file(file, save({cut.value: stored}))
+            replace_file(file, seal_tensors({cut.value: stored}, _SEAL, _own_name(file)))
         return stored
+
+    def _file(self, home: Path, cut: Cut, name: str) -> Path:
+        """The path of a file; raises if a part of it, from the folder of all caches on, is a link."""
+        out = self.folder.parent
+        return inside(out, str(home.relative_to(out) / cut.value / name))
 
 
 class _Compute:
@@ -134,14 +141,20 @@ class _Compute:
 
 
 def _read(file: Path, n_rows: int) -> Tensor | None:
-    """The content of a cache file; None if it is missing or damaged."""
+    """The content of a cache file; None if it is missing, damaged or of an older version."""
     try:
-        with safe_open(file, framework="pt") as stored:
-            tensor: Tensor = stored.get_tensor(file.parent.name)
-    except (OSError, SafetensorError):
+        stored, note = open_tensors(read_regular(file), _own_name(file))
+    except (OSError, Damaged):
         return None
-    valid = tensor.ndim == 4 and len(tensor) == n_rows and tensor.dtype == torch.half
-    return tensor if valid and bool(torch.isfinite(tensor).all()) else None
+    tensor = stored.get(file.parent.name) if note == _SEAL else None
+    if tensor is None or tensor.ndim != 4 or len(tensor) != n_rows or tensor.dtype != torch.half:
+        return None
+    return tensor if bool(torch.isfinite(tensor).all()) else None
+
+
+def _own_name(file: Path) -> str:
+    """The name that a file carries: the key of its cache, the cut and the file. A backbone's name may have spaces."""
+    return f"{file.parent.parent.name.rpartition('-')[2]}/{file.parent.name}/{file.name}"
 
 
 def _root_mean_square(features: Tensor) -> float:

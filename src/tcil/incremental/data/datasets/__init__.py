@@ -131,7 +131,9 @@ def load_dataset(
         if unknown := [label for label in labels if not 0 <= label < n_classes]:
             given = f"{name!r}, which has {kind} images with the labels {shortened(unknown)}"
             advice = "Leave out images without a label." if min(unknown) < 0 else ""
-            raise invalid("dataset", given, f"labels from 0 to {n_classes - 1}, one for each of its class names", advice)
+            raise invalid(
+                "dataset", given, f"labels from 0 to {n_classes - 1}, one for each of its class names", advice
+            )
     return dataset
 
 

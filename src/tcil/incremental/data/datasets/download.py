@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import tarfile
+import tempfile
 import urllib.error
 import urllib.request
 import zipfile
@@ -116,9 +117,14 @@ def _fetch(url: str, partial: Path, report: Callable[[int, int], None]) -> None:
 
 
 def _unpack(archive: Path, folder: Path, name: str) -> None:
-    """Unpack into a temporary folder, then rename it, so that an interruption leaves no partial dataset."""
-    room = folder / f".{name}.{os.getpid()}.part"
-    room.mkdir()
+    """Unpack into a temporary folder, then rename it, so that an interruption leaves no partial dataset.
+
+    Temporary folders of commands that were killed are removed first.
+    """
+    for left in folder.glob(f".{name}.*.part"):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+    room = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".part", dir=folder))
     try:
         _extract(archive, room)
         os.replace(room / name, folder / name)

@@ -1,4 +1,7 @@
-"""A folder of the user's images: train/CLASS/* and test/CLASS/* (or val/CLASS/*)."""
+"""A folder of the user's images: train/CLASS/* and test/CLASS/* (or val/CLASS/*).
+
+Files and folders whose names begin with a dot, such as .ipynb_checkpoints, are skipped.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def load(folder: Path, image_side: int | None = None) -> Dataset:
     where = f"Put images at {folder}/train/CLASS/ and {folder}/test/CLASS/."
     root = require(folder / "train", where)
     test_root = folder / "test" if (folder / "test").exists() else require(folder / "val", where)
-    names = sorted(path.name for path in root.iterdir() if path.is_dir())
+    names = sorted(path.name for path in root.iterdir() if path.is_dir() and not _hidden(path.name))
     if len(names) < 2:
         raise unreadable(f"{len(names)} class folders in {root}", "at least two", where)
     others = sorted(path.name for path in test_root.iterdir() if path.name not in names and _image_below(path))
@@ -39,10 +42,16 @@ def load(folder: Path, image_side: int | None = None) -> Dataset:
 
 
 def _image_below(path: Path) -> Path | None:
-    """An image in this folder or below it; None for files and hidden folders, such as .ipynb_checkpoints."""
-    if path.name.startswith(".") or not path.is_dir():
+    """An image in this folder or below it; None for files and hidden folders."""
+    if _hidden(path.name) or not path.is_dir():
         return None
-    return next((below for below in path.rglob("*") if below.suffix.lower() in ENDINGS), None)
+    images = (below for below in path.rglob("*") if below.suffix.lower() in ENDINGS)
+    return next((image for image in images if not _hidden(image.relative_to(path))), None)
+
+
+def _hidden(path: str | Path) -> bool:
+    """Whether a part of a relative path begins with a dot."""
+    return any(part.startswith(".") for part in Path(path).parts)
 
 
 def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
@@ -50,13 +59,12 @@ def _part(root: Path, names: list[str], side: int, where: str) -> ImageSet:
     labels: list[int] = []
     left_out: list[Path] = []
     for label, name in enumerate(names):
-        there = sorted(require(root / name, where).iterdir())
+        there = sorted(p for p in require(root / name, where).iterdir() if not _hidden(p.name))
         files = [p for p in there if p.suffix.lower() in ENDINGS]
-        others = (p for p in there if p.suffix.lower() not in ENDINGS and not p.name.startswith("."))
-        left_out += [p for p in others if p.is_file()]
+        left_out += [p for p in there if p.suffix.lower() not in ENDINGS and p.is_file()]
         if not files:
             raise unreadable(f"no image in {root / name}", "at least one of every class", where)
-        deeper = next(filter(None, map(_image_below, sorted((root / name).iterdir()))), None)
+        deeper = next(filter(None, map(_image_below, there)), None)
         if deeper is not None:
             raise unreadable(f"{deeper}, an image in a sub-folder of a class", "images in class folders only", where)
         paths += files

@@ -32,8 +32,9 @@ _DEEP = 257  # 65535 / 255
 def decode(paths: Sequence[Path], side: int, cache: Path, scaling: str = BICUBIC) -> Tensor:
     """RGB images (N, 3, side, side); grey images get three equal channels, other sizes are scaled and centre-cropped.
 
-    The result is cached at `cache` with a hash of the files' contents in order, and used as long as the hash matches.
-    File names and times are not used, since they can change without the content and the content without them.
+    The result is cached at `cache` with a hash of the files' contents in order and of the decoded images, and used as
+    long as the hash matches. File names and times are not used, since they can change without the content and the
+    content without them.
     """
     kept = _kept(paths, side, cache, scaling)
     if kept is not None:
@@ -44,7 +45,7 @@ def decode(paths: Sequence[Path], side: int, cache: Path, scaling: str = BICUBIC
         content = _content(path)
         digest.update(hashlib.sha256(content).digest())
         images[index] = torch.from_numpy(_read(content, path, side, scaling)).permute(2, 0, 1)
-    key = torch.tensor(list(digest.digest()), dtype=torch.uint8)
+    key = torch.tensor(list(_sealed(digest, images)), dtype=torch.uint8)
     with suppress(OSError, SafetensorError), replacing(cache) as partial:  # read-only, or full: decode again next time
         save_file({"images": images, "key": key}, partial)
     return images
@@ -53,6 +54,15 @@ def decode(paths: Sequence[Path], side: int, cache: Path, scaling: str = BICUBIC
 def _digest(side: int, scaling: str) -> hashlib._Hash:
     """The start of the hash that identifies a decoding result."""
     return hashlib.sha256(f"pictures 2;{side};{'' if scaling == BICUBIC else scaling + ';'}".encode())
+
+
+def _sealed(digest: hashlib._Hash, images: Tensor) -> bytes:
+    """The hash of the files with that of the images decoded from them, which finds damage.
+
+    `seal_tensors` holds several copies of what it seals, and the images may fill most of the memory.
+    """
+    digest.update(hashlib.sha256(images.numpy().data).digest())
+    return digest.digest()
 
 
 def _kept(paths: Sequence[Path], side: int, cache: Path, scaling: str) -> Tensor | None:
@@ -71,7 +81,7 @@ def _kept(paths: Sequence[Path], side: int, cache: Path, scaling: str) -> Tensor
     digest = _digest(side, scaling)
     for path in paths:
         digest.update(hashlib.sha256(_content(path)).digest())
-    return images if key.tolist() == list(digest.digest()) else None
+    return images if key.tolist() == list(_sealed(digest, images)) else None
 
 
 def _content(path: Path) -> bytes:
