@@ -35,7 +35,7 @@ class Size:
 
 
 SIZES = {
-    "compact": Size("CIFAR-100, ResNet-32", "compact", BF16[:1]),
+    "compact": Size("ER with ResNet-32", "compact", BF16),
     "small": Size("CIFAR-100, small network", "small", editions("small")[:1]),
     "other": Size("other data, small network", "small", editions("small")[1:]),
 }

@@ -17,8 +17,8 @@ from tcil.experiments.reproduction.schedules import LEARNERS
 
 Cases = Sequence[tuple[Source, str]]
 COUNTED = {
-    "compact": "the paper's network (ER alone, one seed)",
-    "small": "a small network (four learners, three seeds)",
+    "compact": "the paper's network (ER on CIFAR-100 in ten tasks and on CIFAR-10, one seed)",
+    "small": "a small network (CIFAR-100 in ten tasks, four learners, three seeds)",
 }
 SHOWN = ("vanilla", "ts", "t-cil", "pact", "optimal-ts")
 
@@ -26,10 +26,9 @@ SHOWN = ("vanilla", "ts", "t-cil", "pact", "optimal-ts")
 def summary(found: Sequence[Source]) -> Iterator[str]:
     """Lines, computed from the results."""
     yield "## Summary\n"
-    told = [f"with {of}: {counts}" for size, of in COUNTED.items() if (counts := _agreements(size))]
+    told = [f"With {of}: {counts}" for size, of in COUNTED.items() if (counts := _agreements(size))]
     yield (
-        f"- **Do the paper's claims hold?** On CIFAR-100 in ten tasks, {'; '.join(told)}"
-        " ([which, and why not](#which-of-the-papers-claims-hold))."
+        f"- **Do the paper's claims hold?** {'. '.join(told)} ([which, and why not](#which-of-the-papers-claims-hold))."
     )
     by_name = {source.name: source for source in found}
     for name in ("CIFAR-100, ResNet-32", "CIFAR-100"):
