@@ -10,7 +10,7 @@ import numpy as np
 
 from research.overview.claims import verdicts
 from research.overview.sources import OF_THE_PAPER, TITLES, Source, official, printed, tasks_of
-from research.overview.tables import unfinished
+from research.overview.tables import cut_short, unfinished
 from research.regime import LEAST_MEMORISED, MARK, is_valid, memorised
 from tcil.experiments.reproduction.checks import Agreement
 from tcil.experiments.reproduction.schedules import LEARNERS
@@ -46,7 +46,8 @@ def summary(found: Sequence[Source]) -> Iterator[str]:
         " ([which](#where-these-numbers-come-from)); [PACT's page](pact.md#results) has runs that chose nothing."
     )
     yield f"- **One temperature hides a difference.** {_hidden(cases)}"
-    parts = "".join(f", and a part of `{name}`" for name in unfinished())
+    parts = "".join(f"; a part of `{name}`" for name in unfinished())
+    parts += f"; the last tasks of {', '.join(stopped)} with the paper's network" if (stopped := cut_short()) else ""
     yield (
         f"- **Not run**: the paper's schedule of 200 epochs{parts}:"
         " [what is missing](#what-was-run-and-what-is-missing)."

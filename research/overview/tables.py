@@ -135,16 +135,11 @@ def coverage() -> Iterator[str]:
         f" one seed of three; these have it: {analysed}.\n"
     )
     yield from _covered("compact", BF16, " --precision bf16")
-    stopped = [
-        (str(number), need.settings.learner.upper())
-        for number, (need, run, _) in enumerate(_progress("compact", BF16), start=1)
-        if run is not None and len(run.tasks) < _n_tasks(need.settings)
-    ]
-    if stopped:
-        jobs, learners = (", ".join(part) for part in zip(*stopped, strict=True))
+    if stopped := cut_short():
         yield (
-            f"The schedule asks for the first five tasks of {learners}. All ten: `tcil reproduce all --schedule compact"
-            f" --precision bf16 --data DIR --out RUNS --tasks-until 10 --job N` for N = {jobs}.\n"
+            f"The schedule asks for the first five tasks of {', '.join(stopped)}. All ten: `tcil reproduce all"
+            " --schedule compact --precision bf16 --data DIR --out RUNS --tasks-until 10 --job N` for N ="
+            f" {', '.join(map(str, stopped.values()))}.\n"
         )
     kept = [run for run in runs_in("compact") if run.settings.key in _keys(FP32)]
     if kept:
@@ -169,6 +164,15 @@ def unfinished() -> list[str]:
     """The CPU schedules of which a run is missing, as commands have them."""
     schedules = {"small": ("small", editions("small")), "compact --precision bf16": ("compact", BF16)}
     return [name for name, (folder, own) in schedules.items() if not all(done for *_, done in _progress(folder, own))]
+
+
+def cut_short() -> dict[str, int]:
+    """The learners of which `compact` trained the first tasks alone, and the number of their jobs."""
+    return {
+        need.settings.learner.upper(): number
+        for number, (need, run, _) in enumerate(_progress("compact", BF16), start=1)
+        if run is not None and len(run.tasks) < _n_tasks(need.settings)
+    }
 
 
 def _progress(folder: str, own: Sequence[Edition]) -> list[tuple[Need, StoredRun | None, bool]]:
