@@ -63,8 +63,8 @@ class Verdict:
 class _Watched(FinishedRuns):
     """Finished runs that note which studies a check looks up."""
 
-    def __init__(self, size: Size) -> None:
-        super().__init__(size.editions, [run for run in runs_in(size.folder) if run.result.until is None])
+    def __init__(self, editions: Sequence[Edition], runs: Sequence[StoredRun]) -> None:
+        super().__init__(editions, runs)
         self.seen: dict[str, Study] = {}
 
     def study(self, edition: Edition, dataset: str, learner: str, variation: Variation = MAIN) -> Study | None:
@@ -83,7 +83,7 @@ class _Watched(FinishedRuns):
 
 def verdicts(size: str) -> dict[str, list[Verdict]]:
     """What these runs say of each claim, one verdict for each edition that says anything."""
-    runs = _Watched(SIZES[size])
+    runs = _Watched(SIZES[size].editions, runs_in(SIZES[size].folder)).whole()
     return {
         name: [found for edition in runs.editions if (found := runs.verdict(name, edition)) is not None]
         for name in paper.claims()

@@ -33,7 +33,7 @@ BF16, FP32 = editions("compact", changes={"precision": "bf16"}), editions("compa
 
 @dataclass(frozen=True)
 class Source:
-    """Runs of several learners on the same data; `developed`: PACT was developed on some of them."""
+    """Runs of several learners on the same data."""
 
     data: str
     schedule: str
@@ -41,7 +41,6 @@ class Source:
     what: str
     command: str
     by_learner: Mapping[str, Study]
-    developed: bool = False
 
     @property
     def name(self) -> str:
@@ -104,7 +103,7 @@ def sources() -> list[Source]:
         small(MANY_TASKS, many, of("small", 2, "cifar100", Variation(many_tasks=True))),
         small("Tiny-ImageNet", twenty, of("small", 1, "tiny-imagenet")),
         small("CIFAR-10", two, of("small", 1, "cifar10")),
-        Source("letters", "letters", "tiny ResNet", "5 tasks of 4, memory 400", drawn, letters, developed=True),
+        Source("letters", "letters", "tiny ResNet", "5 tasks of 4, memory 400", drawn, letters),
     ]
     return [source for source in all_of_them if source.by_learner]
 

@@ -1,4 +1,4 @@
-"""Readers on real and generated files, the task stream and the memory."""
+"""Readers of datasets, on real and generated files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from safetensors.torch import load_file, save_file
 from tcil.incremental.data.datasets import cifar, load_dataset
 from tcil.incremental.data.datasets.files import read_pickle
 from tcil.incremental.data.datasets.pictures import decode
-from tcil.incremental.data.images import Dataset, ImageSet, Pixels
-from tcil.incremental.data.memory import Memory, UniformMemory
-from tcil.incremental.data.stream import TaskStream, class_order, equal_sizes
 
 
 @pytest.fixture
@@ -401,249 +398,26 @@ class TestUnreadable:
         with pytest.raises(ValueError, match=r"^data: got .*No such file.*gone"):
             load_dataset("own_unreadable:load", tmp_path)
 
-    def test_ones_own_labels_from_one_on(self, tmp_path, monkeypatch):
-        lines = [
-            "import torch", "from tcil.extending import Dataset, ImageSet",
-            "part = ImageSet(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([1, 2, 3, 4]))",
-            "def load(folder):", "    return Dataset('own', part, part, ('a', 'b', 'c', 'd'), (0.5,), (0.5,))",
-        ]  # fmt: skip
-        (tmp_path / "own_from_one.py").write_text("\n".join(lines))
-        monkeypatch.syspath_prepend(tmp_path)
-        with pytest.raises(ValueError, match=r"images with the labels \[4\]; expected labels from 0 to 3"):
-            load_dataset("own_from_one:load", tmp_path)
-
-    def test_test_images_without_a_label(self, tmp_path, monkeypatch):
-        """As -1 they would count as images of the last class."""
+    @pytest.mark.parametrize(
+        ("train", "test", "message"),
+        [
+            ([1, 2, 3, 4], [1, 2, 3, 4], r"training images with the labels \[4\]; expected labels from 0 to 3"),
+            # -1 would count as the last class
+            ([0, 1, 2, 3], [0, 1, -1, -1], r"test images with the labels \[-1\]; .*Leave out images without a label"),
+        ],
+    )
+    def test_ones_own_labels_out_of_range(self, tmp_path, monkeypatch, train, test, message):
         lines = [
             "import torch", "from tcil.extending import Dataset, ImageSet",
             "images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)",
-            "train, test = (ImageSet(images, torch.tensor(labels)) for labels in ([0, 1, 0, 1], [0, 1, -1, -1]))",
-            "def load(folder):", "    return Dataset('own', train, test, ('a', 'b'), (0.5,), (0.5,))",
+            f"train, test = (ImageSet(images, torch.tensor(labels)) for labels in ({train}, {test}))",
+            "def load(folder):", "    return Dataset('own', train, test, ('a', 'b', 'c', 'd'), (0.5,), (0.5,))",
         ]  # fmt: skip
-        (tmp_path / "own_unlabelled.py").write_text("\n".join(lines))
+        module = f"own_{'unlabelled' if -1 in test else 'from_one'}"  # a name of its own: modules are kept
+        (tmp_path / f"{module}.py").write_text("\n".join(lines))
         monkeypatch.syspath_prepend(tmp_path)
-        with pytest.raises(ValueError, match=r"test images with the labels \[-1\]; .*Leave out images without a label"):
-            load_dataset("own_unlabelled:load", tmp_path)
-
-
-class TestPixels:
-    def dataset(self, flip=True, padding=2):
-        rng = torch.Generator().manual_seed(0)
-        images = torch.randint(0, 256, (50, 3, 8, 8), generator=rng, dtype=torch.uint8)
-        part = ImageSet(images, torch.zeros(50, dtype=torch.long))
-        return Dataset("x", part, part, ("a",), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), padding, flip)
-
-    def test_plain_is_the_definition(self):
-        data = self.dataset()
-        want = (data.train.images[:4].float() / 255 - torch.tensor(data.mean)[:, None, None]) / torch.tensor(data.std)[
-            :, None, None
-        ]
-        got = Pixels(data).plain(data.train, torch.arange(4))
-        assert torch.allclose(got, want, atol=1e-5)
-        assert got.is_contiguous(memory_format=torch.channels_last)
-
-    def test_augmented_is_a_crop_of_the_padded_image_maybe_mirrored(self):
-        data = self.dataset()
-        pixels, rows = Pixels(data), torch.arange(50)
-        got = pixels.augmented(data.train, rows, torch.Generator().manual_seed(1))
-        padded = torch.nn.functional.pad(data.train.images, (2, 2, 2, 2))
-        seen, mirrored = set(), 0
-        for i in range(50):
-            choices = {}
-            for dy in range(5):
-                for dx in range(5):
-                    crop = padded[i : i + 1, :, dy : dy + 8, dx : dx + 8]
-                    choices[dy, dx, False] = crop
-                    choices[dy, dx, True] = crop.flip(3)
-            normal = {k: pixels._normalised(v) for k, v in choices.items()}
-            (found,) = [k for k, v in normal.items() if torch.allclose(v[0], got[i], atol=1e-5)]
-            seen.add(found[:2])
-            mirrored += found[2]
-        assert len(seen) > 15
-        assert 10 < mirrored < 40
-        assert got.is_contiguous(memory_format=torch.channels_last)
-
-    def test_digits_are_not_mirrored(self):
-        data = self.dataset(flip=False, padding=0)
-        got = Pixels(data).augmented(data.train, torch.arange(9), torch.Generator().manual_seed(1))
-        assert torch.allclose(got, Pixels(data).plain(data.train, torch.arange(9)))
-
-    def test_augmentation_follows_its_generator(self):
-        data = self.dataset()
-        one, same, other = (
-            Pixels(data).augmented(data.train, torch.arange(9), torch.Generator().manual_seed(s)) for s in (1, 1, 2)
-        )
-        assert torch.equal(one, same)
-        assert not torch.equal(one, other)
-
-
-class TestStream:
-    labels = torch.arange(1200) % 12
-
-    def stream(self, **changes):
-        settings = {
-            "order": class_order(12, 7),
-            "sizes": [3, 4, 5],
-            "valid_per_class": 5,
-            "pool_per_class": 9,
-            "seed": 1,
-        }
-        return TaskStream(self.labels, **{**settings, **changes})
-
-    def test_parts_are_apart_and_of_the_task(self):
-        stream = self.stream(reserve_per_class=[4, 3, 2])
-        everything = []
-        for task, reserve in zip(stream, (4, 3, 2), strict=True):
-            size = len(task.columns)
-            assert (len(task.valid), len(task.pool), len(task.reserve)) == (5 * size, 9 * size, reserve * size)
-            assert len(task.train) == (100 - 9 - reserve) * size
-            parts = [*task.train.tolist(), *task.pool.tolist(), *task.reserve.tolist()]
-            assert len(parts) == len(set(parts)) == 100 * size
-            assert set(task.valid.tolist()) <= set(task.pool.tolist())
-            assert set(stream.columns[torch.tensor(parts)].tolist()) == set(task.columns)
-            everything += parts
-        assert sorted(everything) == list(range(1200))
-
-    def test_classes_come_back_with_other_images(self):
-        plain, stream = self.stream(), self.stream(returning=2)
-        assert [len(task.returned) for task in stream] == [0, 2, 2]
-        assert [task.columns for task in stream] == [task.columns for task in plain]
-        returned = [column for task in stream for column in task.returned]
-        assert len(set(returned)) == 4
-        rows = torch.cat([torch.cat([task.train, task.pool]) for task in stream])
-        assert sorted(rows.tolist()) == list(range(1200))  # each image once, in one task
-        for task, before in zip(stream, plain, strict=True):
-            assert all(column < task.columns.start for column in task.returned)
-            assert sorted(set(stream.columns[task.train].tolist())) == sorted(task.current)
-            assert torch.bincount(stream.columns[task.valid], minlength=12)[task.current].tolist() == [5] * len(
-                task.current
-            )
-            assert torch.bincount(stream.columns[task.pool], minlength=12)[task.current].tolist() == [9] * len(
-                task.current
-            )
-            own = task.pool[torch.isin(stream.columns[task.pool], torch.tensor(task.columns))]
-            assert own.tolist() == before.pool.tolist()  # what new classes hold out is as it was
-            for column in task.columns:
-                share = int((stream.columns[task.train] == column).sum())
-                assert share == (46 if column in returned else 91)
-        assert self.stream(returning=2)[2].returned == stream[2].returned
-        redrawn = stream.redrawn(stream[1], torch.Generator().manual_seed(0))
-        assert torch.bincount(stream.columns[redrawn], minlength=12)[stream[1].current].tolist() == [5] * 6
-
-    def test_classes_come_back_only_with_images_left(self):
-        with pytest.raises(ValueError, match="returning: got 1, with 2 images left"):
-            self.stream(returning=1, valid_per_class=5, pool_per_class=95)
-
-    def test_classes_of_a_task_may_have_unequal_numbers_of_training_images(self):
-        plain, stream = self.stream(), self.stream(smallest=0.25)
-        for task, before in zip(stream, plain, strict=True):
-            counts = torch.bincount(stream.columns[task.train], minlength=12)[list(task.columns)].tolist()
-            last = len(task.columns) - 1
-            assert counts == [round(91 * 0.25 ** (place / last)) for place in range(last + 1)]
-            assert task.pool.tolist() == before.pool.tolist()  # what is held out is as it was
-            assert set(task.train.tolist()) < set(before.train.tolist())
-        one_class = self.stream(sizes=[2, 1], smallest=0.25)
-        assert [len(task.train) for task in one_class] == [91 + 23, 91]
-
-    def test_columns_follow_the_class_order(self):
-        stream = self.stream()
-        for column, label in enumerate(stream.order):
-            assert (stream.columns[self.labels == label] == column).all()
-
-    def test_seeds_are_apart(self):
-        assert self.stream(seed=1)[0].valid.tolist() == self.stream(seed=1)[0].valid.tolist()
-        assert self.stream(seed=1)[0].valid.tolist() != self.stream(seed=2)[0].valid.tolist()
-        assert class_order(12, 7) == class_order(12, 7) != class_order(12, 8)
-        assert class_order(12, None) == list(range(12))
-
-    def test_part_of_the_classes(self):
-        stream = self.stream(order=[3, 1, 2, 9], sizes=[2, 2])
-        assert stream.seen(1) == 4
-        assert (stream.columns[self.labels == 5] == -1).all()
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"sizes": [5, 8]}, "sizes: got"),
-            ({"sizes": []}, "sizes: got"),
-            ({"order": [0, 0, 1]}, "order: got"),
-            ({"order": [0, 99]}, "dataset: got no training image of the classes"),
-            ({"valid_per_class": 20}, "valid_per_class: got 20"),
-            ({"pool_per_class": 100}, "validation: got 100 held-out images per class"),
-            ({"reserve_per_class": [1]}, "reserve_per_class: got 1 numbers"),
-        ],
-    )
-    def test_bad_settings(self, change, message):
         with pytest.raises(ValueError, match=message):
-            self.stream(**change)
-
-    def test_equal_sizes(self):
-        assert equal_sizes(100, 10) == [10] * 10
-        with pytest.raises(ValueError, match="tasks: got 11"):
-            equal_sizes(10, 11)
-
-
-class TestMemory:
-    def test_counts_of_the_paper(self):
-        """2,000 exemplars: 66 of each of 30 classes, 1,980 in all."""
-        generator = torch.Generator().manual_seed(0)
-        policy, kept, trained = UniformMemory(2000), {}, {}
-        for task in range(10):
-            new = {c: torch.arange(c * 500, c * 500 + 490) for c in range(task * 10, task * 10 + 10)}
-            trained |= new
-            before, kept = kept, policy.update(kept, new, generator)
-            seen = 10 * (task + 1)
-            assert {len(rows) for rows in kept.values()} == {2000 // seen}
-            for c, rows in kept.items():
-                pool = before.get(c, trained[c])
-                assert set(rows.tolist()) <= set(pool.tolist())
-                assert len(set(rows.tolist())) == len(rows)
-            if seen == 30:
-                assert len(Memory(kept).rows) == 1980
-
-    def test_draws_are_uniform(self):
-        generator = torch.Generator().manual_seed(0)
-        counts = torch.zeros(20)
-        for _ in range(2000):
-            counts[UniformMemory(5).update({}, {0: torch.arange(20)}, generator)[0]] += 1
-        assert ((counts - 500).abs() < 100).all()
-
-    def test_too_small(self):
-        with pytest.raises(ValueError, match="at least one for each of 3 classes"):
-            UniformMemory(2).update({}, {c: torch.arange(5) for c in range(3)}, torch.Generator())
-
-
-class TestOwnDatasets:
-    """What a dataset of the user's own has wrong is told where it is made."""
-
-    IMAGES, LABELS = torch.zeros(6, 3, 4, 4, dtype=torch.uint8), torch.arange(6) % 2
-
-    def made(self, **changes):
-        part = ImageSet(self.IMAGES, self.LABELS)
-        usual = {"train": part, "test": part, "class_names": ("a", "b"), "mean": (0.5,) * 3, "std": (0.2,) * 3}
-        return Dataset("mine", **usual | changes)
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"mean": (0.5, 0.5)}, "mean: got 2 numbers; expected one for each of 3 channels, or one for all"),
-            ({"std": (0.2, 0.0, 0.2)}, r"std: got \(0.2, 0.0, 0.2\); expected finite numbers above 0"),
-            ({"mean": (0.5, float("nan"), 0.5)}, r"mean: got \(0.5, nan, 0.5\); expected finite numbers"),
-            ({"test": ImageSet(IMAGES[:0], LABELS[:0])}, "test: got no images; expected some of every class"),
-            (
-                {"test": ImageSet(IMAGES[:, :, :2], LABELS)},
-                r"test: got images of shape \(3, 2, 4\); expected \(3, 4, 4\)",
-            ),
-        ],
-    )
-    def test_parts_that_do_not_fit(self, changes, message):
-        with pytest.raises(ValueError, match=message):
-            self.made(**changes)
-        assert self.made().n_classes == 2
-
-    def test_arrays_are_not_tensors(self):
-        with pytest.raises(ValueError, match="labels: got ndarray; expected a torch tensor"):
-            ImageSet(self.IMAGES, self.LABELS.numpy())
+            load_dataset(f"{module}:load", tmp_path)
 
 
 def test_pictures_are_decoded_also_where_no_cache_can_be_written(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 from tcil.experiments.reporting.collect import Study, any_runs, read_runs
 from tcil.experiments.reproduction import paper
@@ -42,9 +43,9 @@ class FinishedRuns:
         alike = tuple(run for run in runs if len(run.tasks) == furthest)
         return Study(alike) if alike else None
 
-    def whole(self) -> FinishedRuns:
+    def whole(self) -> Self:
         """Without the runs that stopped before their last task."""
-        return FinishedRuns(self.editions, [run for run in self._runs.values() if run.result.until is None])
+        return type(self)(self.editions, [run for run in self._runs.values() if run.result.until is None])
 
     def on(self, dataset: str, learner: str, variation: Variation = MAIN) -> Iterator[tuple[Edition, Study]]:
         """The experiment in every edition that includes it."""
